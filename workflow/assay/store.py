@@ -1,0 +1,176 @@
+"""Parquet and JSON in and out: schema checked both ways, provenance in the metadata, writes that are all or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from assay.errors import StoreError
+from assay.records import SCHEMAS, SORT_KEYS
+
+METADATA_KEY = b"assay"
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; move it there on success, remove it on failure.
+
+    Raises:
+        StoreError: the disk is full or the place is not writable; what stood at `path` before is untouched.
+    """
+    target = Path(path)
+    temporary: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+        os.close(handle)
+        temporary = Path(name)
+        temporary.chmod(0o644)
+        yield temporary
+        temporary.replace(target)
+    except OSError as error:
+        raise StoreError(f"cannot write {target}: {error.strerror or error}. Nothing was replaced.") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` to `path`, all or nothing."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as indented, key-sorted JSON. NaN and infinity are refused (`ValueError`)."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file that a stage wrote.
+
+    Raises:
+        StoreError: the file is missing or is not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise StoreError(f"{path} is not valid JSON ({error}); remove it and run again to rebuild it") from error
+
+
+def table_from_rows(name: str, rows: Iterable[dict[str, Any]]) -> pa.Table:
+    """Rows (dicts) as a table of schema `SCHEMAS[name]`, sorted by its keys. Unknown keys raise `KeyError`."""
+    schema = SCHEMAS[name]
+    rows = list(rows)
+    known = set(schema.names)
+    for row in rows:
+        if not known.issuperset(row):
+            raise KeyError(f"unknown columns for '{name}': {sorted(set(row) - known)}")
+    columns = [[row.get(field.name) for row in rows] for field in schema]
+    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+    return sort_table(name, pa.table(arrays, schema=schema))
+
+
+def sort_table(name: str, table: pa.Table) -> pa.Table:
+    """`table` sorted by the keys of schema `name` (dictionary columns sort by their values)."""
+    keys = SORT_KEYS[name]
+    plain = {
+        key: pc.cast(table[key], pa.string()) if pa.types.is_dictionary(table[key].type) else table[key] for key in keys
+    }
+    order = pc.sort_indices(pa.table(plain), sort_keys=[(key, "ascending") for key in keys])
+    return table.take(order)
+
+
+class TableWriter:
+    """Append tables of one schema to one Parquet file, as row groups, in bounded memory. Use through `table_writer`."""
+
+    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
+        self._writer, self._schema = writer, schema
+
+    def write(self, table: pa.Table) -> None:
+        """Append `table`, checked against the schema."""
+        _check(table, self._schema, "table to write")
+        self._writer.write_table(table.cast(self._schema))
+
+
+@contextmanager
+def table_writer(path: str | Path, name: str, provenance: dict[str, Any]) -> Iterator[TableWriter]:
+    """Open `path` for writing tables of schema `name`; the file appears only when the block ends well."""
+    schema = SCHEMAS[name].with_metadata({METADATA_KEY: json.dumps({"table": name, **provenance}).encode()})
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        yield TableWriter(writer, schema)
+
+
+def write_table(path: str | Path, name: str, table: pa.Table, provenance: dict[str, Any]) -> None:
+    """Write one table of schema `name` with its provenance."""
+    with table_writer(path, name, provenance) as writer:
+        writer.write(table)
+
+
+def read_table(path: str | Path, name: str, columns: list[str] | None = None) -> pa.Table:
+    """Read a table of schema `name`, checked.
+
+    Raises:
+        StoreError: the file is missing, truncated, or of another schema.
+    """
+    with _open(path, name) as file:
+        return file.read(columns=columns)
+
+
+def read_rows(path: str | Path, name: str, columns: list[str] | None = None) -> list[dict[str, Any]]:
+    """Read a table of schema `name` as dicts."""
+    return read_table(path, name, columns).to_pylist()
+
+
+def iter_tables(path: str | Path, name: str, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """Read a table of schema `name` one row group at a time."""
+    with _open(path, name) as file:
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group, columns=columns)
+
+
+def read_provenance(path: str | Path) -> dict[str, Any]:
+    """The provenance a stage wrote into a Parquet file's metadata.
+
+    Raises:
+        StoreError: the file is missing, truncated, or was not written by Assay.
+    """
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowInvalid) as error:
+        raise StoreError(f"cannot read {path}: {error}; remove it and run again to rebuild it") from error
+    if METADATA_KEY not in metadata:
+        raise StoreError(f"{path} carries no Assay provenance: it was not written by this workflow")
+    return json.loads(metadata[METADATA_KEY])
+
+
+@contextmanager
+def _open(path: str | Path, name: str) -> Iterator[pq.ParquetFile]:
+    try:
+        file = pq.ParquetFile(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise StoreError(f"cannot read {path}: {error}; remove it and run again to rebuild it") from error
+    with file:
+        found = read_provenance(path).get("table")
+        if found != name:
+            raise StoreError(f"{path} holds a '{found}' table where '{name}' was expected")
+        _check(file.schema_arrow, SCHEMAS[name], str(path))
+        yield file
+
+
+def _check(found: pa.Table | pa.Schema, expected: pa.Schema, what: str) -> None:
+    names, wanted = found.names if isinstance(found, pa.Schema) else found.column_names, expected.names
+    if names != wanted:
+        missing, extra = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
+        raise StoreError(f"{what}: columns differ from the schema (missing {missing}, unknown {extra})")
