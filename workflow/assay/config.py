@@ -232,6 +232,7 @@ class ServedConfig(Strict):
     tier: Tier = "smoke"
     dtype: Dtype = "float32"
     gates: dict[str, Any] = Field(default={}, description="Overrides of the family's gate options")
+    deployment: bool = Field(default=True, description="Whether a deployment file of this name must exist")
 
 
 class UnsupportedConfig(Strict):
@@ -239,6 +240,7 @@ class UnsupportedConfig(Strict):
 
     unsupported: str = Field(min_length=10, description="Why")
     family: str | None = Field(default=None, description="Family it will belong to")
+    deployment: bool = Field(default=True, description="Whether a deployment file of this name must exist")
 
 
 class Fault(Strict):
@@ -255,6 +257,7 @@ class Settings(Strict):
 
     site: Name
     concurrency: int | None = Field(default=None, ge=1, description="Override of the concurrency under load")
+    rescore: bool = Field(default=False, description="Read run options from recorded plans (profiles/rescore)")
 
 
 ConfigEntry = ServedConfig | UnsupportedConfig

@@ -53,7 +53,8 @@ def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, out
             }
         )
         log.info("%s: %d of %d items generated", arm, len(rows), len(items))
-    options = {"arm": arm, "settings": asdict(settings)}
+    special = {"eos_ids": sorted(model.eos_ids), "bos_id": model.tokenizer.bos_token_id}
+    options = {"arm": arm, "settings": asdict(settings), **special}
     store.write_table(
         output, "responses", store.table_from_rows("responses", rows), provenance("reference", [items_path], options)
     )

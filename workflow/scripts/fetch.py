@@ -1,0 +1,18 @@
+"""Fetch one pinned source."""
+
+from pathlib import Path
+
+from snakemake.script import snakemake
+
+from assay.stage import stage
+
+with stage(snakemake.log[0]):
+    from assay.sources import fetch
+
+    from assay.config import Source, parse
+
+    name = snakemake.wildcards.source
+    origins = {Path(file).parent.name: Path(file).parent for file in snakemake.input}
+    fetch(
+        name, parse(Source, snakemake.params.pin, f"source '{name}'"), Path(snakemake.output.manifest).parent, origins
+    )

@@ -1,0 +1,19 @@
+"""Teacher-force the tokens of one responses table through the judge."""
+
+from pathlib import Path
+
+from snakemake.script import snakemake
+
+from assay.stage import stage
+
+with stage(snakemake.log[0], snakemake.threads):
+    from assay.judge import judge
+
+    items = snakemake.input["items"]
+    judge(
+        Path(snakemake.input.model).parent,
+        snakemake.params.dtype,
+        [Path(file) for file in ([items] if isinstance(items, str) else items)],
+        Path(snakemake.input.responses),
+        Path(snakemake.output.tokens),
+    )

@@ -1,0 +1,18 @@
+"""Run one reference arm over one sample set."""
+
+from pathlib import Path
+
+from snakemake.script import snakemake
+
+from assay.stage import stage
+
+with stage(snakemake.log[0], snakemake.threads):
+    from assay.reference import reference
+
+    reference(
+        Path(snakemake.input.model).parent,
+        Path(snakemake.input["items"]),
+        snakemake.wildcards.arm,
+        snakemake.params.judge_dtype,
+        Path(snakemake.output.responses),
+    )
