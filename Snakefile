@@ -7,7 +7,7 @@ min_version("9.27")
 configfile: "config/config.yaml"
 
 
-container: None
+
 
 
 include: "workflow/rules/common.smk"
@@ -35,6 +35,7 @@ wildcard_constraints:
 localrules:
     all,
     gate,
+    junit,
     serve_config,
 
 
