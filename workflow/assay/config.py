@@ -257,6 +257,7 @@ class Settings(Strict):
 
     site: Name
     concurrency: int | None = Field(default=None, ge=1, description="Override of the concurrency under load")
+    accepted_caveats: list[str] | None = Field(default=None, description="Caveat codes `gate` accepts; null: all")
     rescore: bool = Field(default=False, description="Read run options from recorded plans (profiles/rescore)")
 
 

@@ -46,6 +46,7 @@ rule gate:
         mem_mb=200,
         runtime=1,
     params:
+        accepted_caveats=CONFIG.settings.accepted_caveats,
         code=code("gate"),
     script:
         "../scripts/gate.py"
