@@ -180,7 +180,7 @@ class ModelSpec(Strict):
 
     name: str = Field(description="Public name of the model")
     weights: dict[Literal["transformers", "gguf"], Name] = Field(min_length=1, description="Format -> source")
-    gguf_file: str | None = None
+    gguf_file: str | None = Field(default=None, description="Path of the GGUF file inside its source")
     context: int = Field(ge=1, description="Longest context served, tokens")
 
 

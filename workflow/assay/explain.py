@@ -43,6 +43,10 @@ class Run:
     def scores(self) -> Path:
         return self.results / "scores" / f"{self.config}.parquet"
 
+    @property
+    def floor(self) -> Path:
+        return self.results / "floors" / f"{self.config}.parquet"
+
     def served(self, arm: str, folder: str) -> Path:
         """The outputs or judged tokens of a served arm (`served_<instance>_<pass>`)."""
         return self.results / folder / self.config / f"{arm.split('_')[1]}.parquet"

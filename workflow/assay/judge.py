@@ -17,8 +17,8 @@ import numpy as np
 
 from assay import store
 from assay.provenance import provenance
-from assay.records import Evidence, ResponseStatus
-from assay.references.causal_lm import JUDGE, CausalLM, Forced, Prompt, arm_settings
+from assay.records import JUDGE, Evidence, ResponseStatus
+from assay.references.causal_lm import CausalLM, Forced, Prompt, arm_settings
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,12 @@ import pyarrow as pa
 from assay import store
 from assay.metrics import text as metrics
 from assay.provenance import provenance
-from assay.records import SCORES, Evidence, Flag, ResponseStatus
+from assay.records import JUDGE, SCORES, Evidence, Flag, ResponseStatus
 from assay.tokens import TokenBlock, split_blocks
 from assay.verdicts.planted import CONTROLS, Control
 
 log = logging.getLogger(__name__)
 
-JUDGE = "judge"
 LEVELS = {Evidence.E0: 0, Evidence.E1: 1, Evidence.E2: 2, Evidence.E3: 3, Evidence.NONE: 4}
 
 

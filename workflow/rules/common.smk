@@ -5,7 +5,7 @@ from assay import config as assay_config
 from assay.engines.plan import serve_plan
 from assay.errors import AssayError
 from assay.fingerprint import fingerprint
-from assay.samples.recipe import load_recipe
+from assay.samples.recipe import read_recipe
 from assay.store import read_json
 
 
@@ -46,7 +46,7 @@ def is_supported(wildcards):
     return plan(wildcards)["unsupported"] is None
 
 
-def items_of(wildcards):
+def sets_of(wildcards):
     """Sample sets that a config is judged on."""
     return [f"samplesets/{name}.parquet" for name in plan(wildcards)["sets"]]
 
@@ -81,7 +81,7 @@ def gate_options(wildcards):
     return None if resolved.unsupported else resolved.gates.model_dump(mode="json")
 
 
-def served_manifests(wildcards):
+def served_manifest(wildcards):
     """Manifest of the weights that a config's server loads."""
     chosen = plan(wildcards)
     return [] if chosen["unsupported"] else manifest(chosen["model"]["source"])
@@ -93,10 +93,15 @@ def served_environment(wildcards):
     return [] if name == "project" else f"resources/environments/{name}/manifest.json"
 
 
+def recipe(wildcards):
+    """A sample set's recipe, subsets resolved."""
+    return for_people(read_recipe, wildcards.set).model_dump(mode="json")
+
+
 def recipe_sources(wildcards):
     """Manifests of the sources that a sample set is picked from."""
-    recipe = for_people(load_recipe, f"samplesets/{wildcards.set}.yaml")
-    return [manifest(name) for name in recipe.all_sources]
+    recipe = for_people(read_recipe, wildcards.set)
+    return [manifest(name) for name in sorted({*recipe.sources, recipe.tokenizer})]
 
 
 def source_pin(wildcards):
@@ -139,7 +144,8 @@ def verdict_inputs(wildcards):
     return files | {
         "scores": f"results/scores/{wildcards.config}.parquet",
         "floor": f"results/floors/{wildcards.config}.parquet",
+        "responses": instance_files("results/outputs", ".parquet")(wildcards),
         "identities": instance_files("results/outputs", ".identity.json")(wildcards),
         "cleanups": instance_files("results/outputs", ".cleanup.json")(wildcards),
-        "items": items_of(wildcards),
+        "sets": sets_of(wildcards),
     }

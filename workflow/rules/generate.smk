@@ -1,7 +1,7 @@
 rule generate:
     input:
         plan="results/serve/{config}.json",
-        items=items_of,
+        sets=sets_of,
         environment=served_environment,
     output:
         responses="results/outputs/{config}/{instance}.parquet",

@@ -1,7 +1,7 @@
 rule judge:
     input:
         model=judge_manifest,
-        items=items_of,
+        sets=sets_of,
         responses="results/outputs/{config}/{instance}.parquet",
     output:
         tokens="results/judged/{config}/{instance}.parquet",
@@ -24,7 +24,7 @@ rule judge:
 rule judge_reference:
     input:
         model=reference_manifest,
-        items="samplesets/{set}.parquet",
+        sets="samplesets/{set}.parquet",
         responses="results/reference/{family}/{set}/{arm}.parquet",
     output:
         tokens="results/judged/reference/{family}/{set}/{arm}.parquet",

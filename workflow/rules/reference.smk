@@ -1,7 +1,7 @@
 rule reference:
     input:
         model=reference_manifest,
-        items="samplesets/{set}.parquet",
+        sets="samplesets/{set}.parquet",
     output:
         responses="results/reference/{family}/{set}/{arm}.parquet",
     log:

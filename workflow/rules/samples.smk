@@ -1,10 +1,9 @@
 rule samples:
     input:
-        recipe="samplesets/{set}.yaml",
         lock="samplesets/{set}.lock.json",
         sources=recipe_sources,
     output:
-        items="samplesets/{set}.parquet",
+        sets="samplesets/{set}.parquet",
     log:
         "logs/samples/{set}.log",
     benchmark:
@@ -13,6 +12,7 @@ rule samples:
         mem_mb=2000,
         runtime=10,
     params:
+        recipe=recipe,
         code=code("samples"),
     script:
         "../scripts/samples.py"

@@ -1,6 +1,6 @@
 rule score:
     input:
-        items=items_of,
+        sets=sets_of,
         responses=instance_files("results/outputs", ".parquet"),
         tokens=instance_files("results/judged", ".parquet"),
         reference_responses=reference_files("results/reference"),

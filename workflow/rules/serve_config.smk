@@ -1,6 +1,6 @@
 rule serve_config:
     input:
-        manifests=served_manifests,
+        manifest=served_manifest,
     output:
         plan="results/serve/{config}.json",
     log:

@@ -1,17 +1,14 @@
 """Serve one instance of a config, send it the sample sets, stop it."""
 
+from pathlib import Path
+
 from snakemake.script import snakemake
 
 from assay.stage import stage
 
 with stage(snakemake.log[0]):
-    from assay.generate import generate
+    from assay.generate import Outputs, generate
 
-    from assay import store
-
-    generate(
-        store.read_json(snakemake.input.plan),
-        snakemake.input["items"],
-        int(snakemake.wildcards.instance),
-        snakemake.output,
-    )
+    outputs = Outputs(**{name: Path(file) for name, file in snakemake.output.items()})
+    sets = [Path(file) for file in snakemake.input.sets]
+    generate(Path(snakemake.input.plan), sets, int(snakemake.wildcards.instance), outputs)

@@ -9,11 +9,11 @@ from assay.stage import stage
 with stage(snakemake.log[0], snakemake.threads):
     from assay.judge import judge
 
-    items = snakemake.input["items"]
+    sets = snakemake.input.sets  # one file, or a list of them
     judge(
         Path(snakemake.input.model).parent,
         snakemake.params.dtype,
-        [Path(file) for file in ([items] if isinstance(items, str) else items)],
+        [Path(file) for file in ([sets] if isinstance(sets, str) else sets)],
         Path(snakemake.input.responses),
         Path(snakemake.output.tokens),
     )

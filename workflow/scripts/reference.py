@@ -11,7 +11,7 @@ with stage(snakemake.log[0], snakemake.threads):
 
     reference(
         Path(snakemake.input.model).parent,
-        Path(snakemake.input["items"]),
+        Path(snakemake.input.sets),
         snakemake.wildcards.arm,
         snakemake.params.judge_dtype,
         Path(snakemake.output.responses),

@@ -5,6 +5,8 @@ from snakemake.script import snakemake
 from assay.stage import stage
 
 with stage(snakemake.log[0]):
+    from assay.provenance import provenance
     from assay.samples import build_set
 
-    build_set(snakemake.input.recipe, snakemake.input.lock, snakemake.output.items)
+    origin = provenance("samples", snakemake.input, {"recipe": snakemake.params.recipe})
+    build_set(snakemake.wildcards.set, snakemake.output.sets, provenance=origin)

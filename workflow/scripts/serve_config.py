@@ -6,8 +6,7 @@ from assay.stage import stage
 
 with stage(snakemake.log[0]):
     from assay.engines.plan import complete_plan
+    from assay.store import read_json, write_json
 
-    from assay import store
-
-    manifests = [store.read_json(file) for file in snakemake.input.get("manifests", [])]
-    store.write_json(snakemake.output.plan, complete_plan(snakemake.params.plan, manifests))
+    manifest = snakemake.input.get("manifest")
+    write_json(snakemake.output.plan, complete_plan(snakemake.params.plan, read_json(manifest) if manifest else None))

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 
-JUDGE = "judge"
+from assay.records import JUDGE
+
 TOP_K = 20
 
 
