@@ -250,6 +250,7 @@ class Fault(Strict):
     argument: str = Field(pattern=r"^[a-z0-9_]+(=.*)?$", description="What the arm's --fault takes")
     gates: list[str] = Field(description="Gates expected to fail; empty: known not to be caught, say why in `note`")
     note: str | None = None
+    benign: bool = Field(default=False, description="A change that must not fail: a false alarm if it does")
 
 
 class Settings(Strict):

@@ -108,9 +108,7 @@ def _config_info(plan: Mapping[str, Any]) -> ConfigInfo:
     )
 
 
-def _instance(
-    number: int, passes: list[dict[str, Any]], identity: dict[str, Any], cleanup: dict[str, Any]
-) -> Instance:
+def _instance(number: int, passes: list[dict[str, Any]], identity: dict[str, Any], cleanup: dict[str, Any]) -> Instance:
     return Instance(
         instance=number,
         arms=[f"served_{number}_{item['name']}" for item in passes],
