@@ -174,7 +174,7 @@ class World:
             "dtype": self.dtype,
             "instances": tuple(instance(number, arms) for number, arms in SERVED.items()),
             "floor_arms": tuple(self.floor_arms),
-            "controls": self.controls,
+            "controls": tuple(self.controls.items()),
             "options": OPTIONS,
         }
         return RunFacts(**(known | changes))

@@ -8,6 +8,7 @@ import yaml
 
 from assay import config
 from assay.errors import ConfigError
+from assay.verdicts.model import verdict_schema
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +32,9 @@ def test_the_committed_configuration_is_valid(folder):
 
 def test_schemas_for_editors_are_in_step_with_the_models():
     committed = {path.name: path.read_text() for path in (ROOT / "config/schemas").glob("*.schema.yaml")}
-    assert committed == config.json_schemas(), "run `assay schemas` and commit the result"
+    schemas = {**config.json_schemas(), "verdict": verdict_schema()}
+    expected = {f"{name}.schema.yaml": config.schema_text(schema) for name, schema in schemas.items()}
+    assert committed == expected, "run `assay schemas` and commit the result"
 
 
 @pytest.mark.parametrize(
@@ -67,14 +70,14 @@ def test_broken_yaml_names_the_file(folder):
 
 def test_an_unknown_config_lists_the_nearest_names(folder):
     loaded = config.load({"site": "embedded"}, folder)
-    with pytest.raises(ConfigError, match="unknown config 'smolm2_135m_vllm'.*did you mean smollm2_135m_vllm"):
+    with pytest.raises(ConfigError, match=r"unknown config 'smolm2_135m_vllm'.*did you mean smollm2_135m_vllm"):
         loaded.resolve("smolm2_135m_vllm")
 
 
 def test_a_fault_needs_an_arm_with_a_switch(folder):
     loaded = config.load({"site": "embedded"}, folder)
     assert loaded.resolve("smollm2_135m_embedded+rope_theta").fault.argument.startswith("rope_theta=")
-    with pytest.raises(ConfigError, match="arm 'vllm-cpu' cannot plant faults.*embedded"):
+    with pytest.raises(ConfigError, match=r"arm 'vllm-cpu' cannot plant faults.*embedded"):
         loaded.resolve("smollm2_135m_vllm+rope_theta")
     with pytest.raises(ConfigError, match="unknown fault 'rope_teta'"):
         loaded.resolve("smollm2_135m_embedded+rope_teta")

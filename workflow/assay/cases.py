@@ -41,6 +41,11 @@ class CaseResult:
     expected: Any = None
     note: str = ""
 
+    @property
+    def wrong(self) -> bool:
+        """Whether the library gave another value than expected."""
+        return self.outcome == "WRONG"
+
     def __str__(self) -> str:
         if self.outcome == "WRONG":
             return f"{self.id} WRONG got {self.got} / expected {self.expected}"

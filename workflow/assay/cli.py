@@ -38,7 +38,7 @@ def verify(verdict: VerdictFile) -> None:
 
     differences = recompute(verdict)
     if differences:
-        raise AssayError(f"{verdict} is not what its scores give:\n  " + "\n  ".join(differences))
+        raise AssayError(f"{verdict} is not what its scores give:\n  " + "\n  ".join(map(str, differences)))
     console.print(f"{verdict}: recomputed from its stored scores, no difference")
 
 
@@ -108,8 +108,8 @@ def schemas(folder: Annotated[Path, typer.Option(help="Where to write")] = Path(
     from assay.store import write_text
     from assay.verdicts.model import verdict_schema
 
-    for name, text in {**config.json_schemas(), **verdict_schema()}.items():
-        write_text(folder / name, text)
+    for name, schema in {**config.json_schemas(), "verdict": verdict_schema()}.items():
+        write_text(folder / f"{name}.schema.yaml", config.schema_text(schema))
 
 
 def main() -> None:

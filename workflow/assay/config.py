@@ -477,12 +477,15 @@ SCHEMA_MODELS: dict[str, Any] = {
 }
 
 
-def json_schemas() -> dict[str, str]:
-    """File name under config/schemas/ -> YAML text of the JSON Schema of that kind of file."""
+def json_schemas() -> dict[str, dict[str, Any]]:
+    """Kind of file -> its JSON Schema."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {
-        f"{name}.schema.yaml": yaml.safe_dump(
-            {"$schema": dialect, "title": name, **TypeAdapter(kind).json_schema()}, sort_keys=False, width=110
-        )
+        name: {"$schema": dialect, "title": name, **TypeAdapter(kind).json_schema()}
         for name, kind in SCHEMA_MODELS.items()
     }
+
+
+def schema_text(schema: Mapping[str, Any]) -> str:
+    """A JSON Schema as the YAML that is committed under config/schemas/."""
+    return yaml.safe_dump(dict(schema), sort_keys=False, width=110)

@@ -16,7 +16,7 @@ from assay.provenance import git_state, provenance
 from assay.records import JUDGE, ResponseStatus
 from assay.samples import load_set
 from assay.verdicts.decide import RunFacts, judge_run, unsupported_verdict
-from assay.verdicts.model import ConfigInfo, Determinism, Instance, Tool, Verdict
+from assay.verdicts.model import Cleanup, ConfigInfo, Death, Determinism, Instance, Startup, Tool, Verdict
 from assay.verdicts.planted import CONTROLS
 from assay.verdicts.scoretable import floor_margins
 from assay.verdicts.verify import Difference, read_scores
@@ -78,7 +78,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
 
 def refuse(plan: Mapping[str, Any]) -> Verdict:
     """The verdict on a config that cannot be judged yet."""
-    return unsupported_verdict(plan["config"], plan["unsupported"], _tool())
+    return unsupported_verdict(ConfigInfo(name=plan["config"], family=plan["family"]), plan["unsupported"], _tool())
 
 
 def verify(path: Path) -> list[Difference]:
@@ -112,10 +112,10 @@ def _instance(number: int, passes: list[dict[str, Any]], identity: dict[str, Any
     return Instance(
         instance=number,
         arms=[f"served_{number}_{item['name']}" for item in passes],
-        startup=identity["startup"],
-        died=identity["died"],
+        startup=Startup.model_validate(identity["startup"]),
+        died=Death(message=identity["died"]["message"]) if identity["died"] else None,
         changed=identity["changed"] or [],
-        cleanup=cleanup,
+        cleanup=Cleanup(**{name: cleanup[name] for name in Cleanup.model_fields}),
         identity=identity["start"] or {},
     )
 

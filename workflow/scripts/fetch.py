@@ -7,9 +7,8 @@ from snakemake.script import snakemake
 from assay.stage import stage
 
 with stage(snakemake.log[0]):
-    from assay.sources import fetch
-
     from assay.config import Source, parse
+    from assay.sources import fetch
 
     name = snakemake.wildcards.source
     origins = {Path(file).parent.name: Path(file).parent for file in snakemake.input}

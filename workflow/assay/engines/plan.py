@@ -11,8 +11,8 @@ from typing import Any
 
 from assay.canonical import sha256_json
 from assay.config import FAULT_SEPARATOR, Arm, Config, Family
-from assay.records import JUDGE
 from assay.errors import ConfigError
+from assay.records import JUDGE
 
 SCHEMA_VERSION = "assay/serve/1"
 PROJECT = "project"
@@ -38,7 +38,8 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
     """
     resolved = config.resolve(name)
     if resolved.unsupported is not None:
-        return _sealed({"config": name, "unsupported": resolved.unsupported})
+        family = getattr(resolved.entry, "family", None)
+        return _sealed({"config": name, "family": family, "unsupported": resolved.unsupported})
     entry, family, arm = resolved.served
     if entry.arm not in config.site.arms:
         raise ConfigError(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import JsonValue
 from scipy import stats as distributions
 
 from assay.canonical import sha256_json, sha256_lines, sha256_text
-from assay.config import Dtype, Resolved, TextGates
+from assay.config import Dtype, TextGates
 from assay.metrics import stats
 from assay.records import Status
 from assay.verdicts import gates as g
@@ -41,7 +40,7 @@ KILLED = "SIGKILL"
 class RunFacts:
     """What was planned and what is known about the servers: all that a verdict needs besides scores and floor.
 
-    `controls` maps a planted fault (arm `control_<fault>` of the scores) to the gate that must fail on it; `failures`
+    `controls` pairs a planted fault (arm `control_<fault>` of the scores) with a gate that must fail on it; `failures`
     maps (arm, item_id) to why a response could not be scored; `problems` are reasons known before scoring why the
     reference or the samples cannot be trusted.
     """
@@ -50,7 +49,7 @@ class RunFacts:
     dtype: Dtype
     instances: tuple[Instance, ...]
     floor_arms: tuple[str, ...]
-    controls: Mapping[str, str]
+    controls: tuple[tuple[str, str], ...]
     options: TextGates
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
     determinism: Determinism | None = None
@@ -157,7 +156,7 @@ def evaluate_controls(
     A control whose gate had no evidence, or could not decide, in this very run says nothing about the gate: it is
     recorded as not_applicable, with that reason.
     """
-    positive = [_positive(table, floor, gates, facts, *entry) for entry in sorted(facts.controls.items())]
+    positive = [_positive(table, floor, gates, facts, *entry) for entry in sorted(facts.controls)]
     negative = _negative(table, margins, floor, facts)
     p_values = [control.p for control in negative if control.p is not None]
     ks = distributions.kstest(p_values, "uniform", alternative="greater") if len(p_values) >= KS_CONTROLS else None
@@ -380,17 +379,13 @@ def _caveats(gates: Sequence[Gate], instances: Sequence[Instance], reference: bo
 # --- configs without machinery -----------------------------------------------------------------------------------
 
 
-def unsupported_verdict(config: Resolved, tool: Tool, provenance: Mapping[str, Any] | None = None) -> Verdict:
-    """The verdict on a config that cannot be judged yet. Raises ValueError when it can."""
-    reason = config.unsupported
-    if reason is None:
-        raise ValueError(f"config '{config.name}' is supported")
+def unsupported_verdict(config: ConfigInfo, reason: str, tool: Tool) -> Verdict:
+    """The verdict on a config that cannot be judged yet."""
     return Verdict(
         tool=tool,
-        config=ConfigInfo(name=config.name, family=getattr(config.entry, "family", None)),
+        config=config,
         verdict=Status.UNSUPPORTED,
         reason=reason,
         coverage=Coverage(planned=0, scored=0),
         samples=Samples(planned=0, items_sha256=sha256_text("")),
-        provenance=dict(provenance or {}),
     )

@@ -25,6 +25,9 @@ class Difference:
     recorded: Any
     recomputed: Any
 
+    def __str__(self) -> str:
+        return f"{self.path}: recorded {self.recorded!r}, recomputed {self.recomputed!r}"
+
 
 def verify(verdict: Verdict, scores_path: str | Path, floor_path: str | Path) -> list[Difference]:
     """Fields that come out differently when the verdict is computed again; empty when it holds bit for bit.
@@ -68,7 +71,7 @@ def recorded_facts(verdict: Verdict) -> RunFacts:
         dtype=cast(Dtype, verdict.config.dtype),
         instances=tuple(verdict.instances),
         floor_arms=tuple(verdict.reference.floor_arms),
-        controls={control.fault: control.gate for control in verdict.controls.positive},
+        controls=tuple((control.fault, control.gate) for control in verdict.controls.positive),
         options=verdict.options,
         failures={(entry.arm, entry.item_id): entry.reason for entry in unscored},
         determinism=verdict.determinism,
