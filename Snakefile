@@ -7,7 +7,8 @@ min_version("9.27")
 configfile: "config/config.yaml"
 
 
-
+# The base system, for those who run with --sdm apptainer. The software is the project's own locked environment.
+container: "docker://python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7"
 
 
 include: "workflow/rules/common.smk"
