@@ -170,6 +170,11 @@ class Engine:
         self._waiting.put(None)
         self._thread.join(timeout=5)
 
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return len(self._jobs)
+
     def submit(self, request: Request, emit: Emit) -> Job:
         """Queue a request. `emit` is called from the engine's thread with each token, or with what stopped it."""
         job = Job(request, emit)

@@ -286,10 +286,11 @@ class MaxTokensOff(Planted):
         return dataclasses.replace(request, max_tokens=max(1, request.max_tokens + self.value))
 
 
-@fault("missing_bos", None, "the prompt's first token is dropped")
+@fault("missing_bos", int, "token VALUE is dropped where it starts the prompt")
 class MissingBos(Planted):
     def request(self, request: Request) -> Request:
-        return dataclasses.replace(request, prompt_ids=request.prompt_ids[1:] or request.prompt_ids)
+        start = 1 if request.prompt_ids[0] == self.value else 0
+        return dataclasses.replace(request, prompt_ids=request.prompt_ids[start:])
 
 
 @fault("double_bos", int, "an extra token VALUE before the prompt")
@@ -418,16 +419,16 @@ class SplitUtf8(Planted):
         return "".join(super(SplitUtf8, self).detokenize(tokenizer, [token]) for token in ids)
 
 
-@fault("chunk_lost", int, "the text of token VALUE (from 0) of each answer is lost")
+@fault("chunk_lost", int, "the stream chunk of token VALUE (from 0) of each answer is lost")
 class ChunkLost(Planted):
     def pieces(self) -> Callable[[Piece], list[Piece]]:
-        return _at(self.value, lambda piece: [dataclasses.replace(piece, text="")])
+        return _at(self.value, lambda piece: [])
 
 
-@fault("chunk_duplicated", int, "the text of token VALUE (from 0) of each answer comes twice")
+@fault("chunk_duplicated", int, "the stream chunk of token VALUE (from 0) of each answer comes twice")
 class ChunkDuplicated(Planted):
     def pieces(self) -> Callable[[Piece], list[Piece]]:
-        return _at(self.value, lambda piece: [dataclasses.replace(piece, text=2 * piece.text)])
+        return _at(self.value, lambda piece: [piece, piece])
 
 
 def _with_token(piece: Piece, **changes: Any) -> Piece:

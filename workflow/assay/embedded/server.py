@@ -121,7 +121,7 @@ def create_app(engine: Engine, served_name: str) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        return JSONResponse({"status": engine.error or "ok"}, 503 if engine.error else 200)
+        return JSONResponse({"status": engine.error or "ok", "running": engine.running}, 503 if engine.error else 200)
 
     @app.get("/version")
     async def version() -> dict[str, str | None]:
