@@ -24,6 +24,8 @@ def stage(log_file: str | Path, threads: int | None = None) -> Iterator[None]:
     """
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"  # bars of libraries would fill a log with one line a tick
     Path(log_file).parent.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(
         level=logging.INFO,

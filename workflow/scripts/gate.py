@@ -1,7 +1,5 @@
 """Exit 1 unless every verdict passes."""
 
-from snakemake.script import snakemake
-
 from assay.stage import stage
 
 with stage(snakemake.log[0]):

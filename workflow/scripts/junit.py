@@ -1,7 +1,5 @@
 """Write every verdict as a JUnit test case."""
 
-from snakemake.script import snakemake
-
 from assay.stage import stage
 
 with stage(snakemake.log[0]):

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from snakemake.script import snakemake
-
 from assay.stage import stage
 
 with stage(snakemake.log[0], snakemake.threads):

@@ -1,7 +1,5 @@
 """Build one sample set, and check it against its lock."""
 
-from snakemake.script import snakemake
-
 from assay.stage import stage
 
 with stage(snakemake.log[0]):

@@ -1,7 +1,5 @@
 """Complete and write one config's serve plan."""
 
-from snakemake.script import snakemake
-
 from assay.stage import stage
 
 with stage(snakemake.log[0]):
