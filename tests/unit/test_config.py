@@ -8,6 +8,7 @@ import yaml
 
 from assay import config
 from assay.errors import ConfigError
+from assay.samples.recipe import recipe_schema
 from assay.verdicts.model import verdict_schema
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def test_the_committed_configuration_is_valid(folder):
 
 def test_schemas_for_editors_are_in_step_with_the_models():
     committed = {path.name: path.read_text() for path in (ROOT / "config/schemas").glob("*.schema.yaml")}
-    schemas = {**config.json_schemas(), "verdict": verdict_schema()}
+    schemas = {**config.json_schemas(), "sampleset": recipe_schema(), "verdict": verdict_schema()}
     expected = {f"{name}.schema.yaml": config.schema_text(schema) for name, schema in schemas.items()}
     assert committed == expected, "run `assay schemas` and commit the result"
 

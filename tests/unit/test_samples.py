@@ -16,7 +16,7 @@ from sample_sources import make_resources
 from assay.canonical import sha256_json
 from assay.config import read_yaml
 from assay.errors import ConfigError, SampleError, StoreError
-from assay.samples import build_set, read_lock, read_recipe, verify_set, write_lock
+from assay.samples import build_set, load_set, read_lock, read_recipe, verify_set, write_lock
 from assay.samples.corpora import functions, messages, questions
 from assay.samples.ranking import Candidate, pick
 from assay.samples.sizing import Sizer
@@ -253,6 +253,15 @@ def test_a_tampered_parquet_is_refused_by_the_first_item_that_differs(
     write_table(path, "items", type(table).from_pylist([*table.to_pylist(), table.to_pylist()[0]], table.schema), {})
     with pytest.raises(SampleError, match="holds an item twice"):
         verify_set(path, lock)
+
+
+def test_a_set_is_loaded_by_the_lock_beside_it(folder: Path, resources: Path, tmp_path: Path) -> None:
+    write_lock("tiny", folder, resources)
+    build_set("tiny", folder / "tiny.parquet", folder, resources)
+    assert len(load_set(folder / "tiny.parquet")) == 5
+    shutil.move(folder / "tiny.parquet", tmp_path / "tiny.parquet")
+    with pytest.raises(SampleError, match="has no lock"):
+        load_set(tmp_path / "tiny.parquet")
 
 
 def test_a_truncated_parquet_is_refused(built: list[dict[str, Any]], folder: Path, tmp_path: Path) -> None:

@@ -104,11 +104,13 @@ def matrix(
 
 @app.command()
 def schemas(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("config/schemas")) -> None:
-    """Write the JSON Schemas of the configuration files and of the verdict."""
+    """Write the JSON Schemas of the configuration files, the sample set recipes and the verdict."""
+    from assay.samples.recipe import recipe_schema
     from assay.store import write_text
     from assay.verdicts.model import verdict_schema
 
-    for name, schema in {**config.json_schemas(), "verdict": verdict_schema()}.items():
+    kinds = {**config.json_schemas(), "sampleset": recipe_schema(), "verdict": verdict_schema()}
+    for name, schema in kinds.items():
         write_text(folder / f"{name}.schema.yaml", config.schema_text(schema))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.samples.lock import build_set, read_lock, verify_set, write_lock
+from assay.samples.lock import build_set, load_set, read_lock, verify_set, write_lock
 from assay.samples.recipe import Recipe, read_recipe
 
-__all__ = ["Recipe", "build_set", "read_lock", "read_recipe", "verify_set", "write_lock"]
+__all__ = ["Recipe", "build_set", "load_set", "read_lock", "read_recipe", "verify_set", "write_lock"]

@@ -88,6 +88,12 @@ def verify_set(parquet: str | Path, lock: Lock) -> list[Row]:
     return rows
 
 
+def load_set(parquet: str | Path) -> list[Row]:
+    """The items of a sample set, compared with the lock that lies beside its Parquet file."""
+    path = Path(parquet)
+    return verify_set(path, read_lock(path.stem, path.parent))
+
+
 def _lock_path(name: str, folder: str | Path) -> Path:
     return Path(folder) / f"{name}.lock.json"
 

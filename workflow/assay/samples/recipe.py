@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from assay.config import Name, Strict, lookup, parse, read_yaml
 from assay.errors import SampleError
@@ -111,6 +111,15 @@ class Subset(Strict):
     description: str
     subset_of: Name
     counts: dict[Name, int] = Field(min_length=1, description="Part -> number of items; parts not named are left out")
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON Schema of a recipe file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "sampleset",
+        **TypeAdapter(Recipe | Subset).json_schema(),
+    }
 
 
 def read_recipe(name: str, folder: str | Path = "samplesets") -> Recipe:
