@@ -278,7 +278,9 @@ def decide(
     for status, reasons in steps:
         if reasons:
             return Decision(status, _sentence(reasons), caveats)
-    bound = f"at most {claim.rate_upper95:.2%} of items are bad (95 %)" if claim else "every gate passes"
+    bound = (
+        f"at most {100 * claim.rate_upper95:.3g} % of items are bad (95 % confidence)" if claim else "every gate passes"
+    )
     if caveats:
         codes = ", ".join(dict.fromkeys(caveat.code for caveat in caveats))
         return Decision(Status.PASS_WITH_CAVEAT, f"every gate passes, {bound}; mind: {codes}", caveats)
@@ -358,9 +360,8 @@ def _unproven(claim: Claim | None, rate: float | None) -> list[str]:
     if claim is None or rate is None or claim.rate_upper95 <= rate:
         return []
     needed = stats.n_for_zero_failures(rate)
-    return [
-        f"{claim.bad} bad of {claim.n} bounds the rate by {claim.rate_upper95:.2%}, not {rate:.2%}; {needed} items do"
-    ]
+    bound = f"{claim.bad} bad of {claim.n} bounds the rate by {100 * claim.rate_upper95:.3g} %, not {100 * rate:.3g} %"
+    return [f"{bound}; {needed} items without a bad one would"]
 
 
 def _caveats(gates: Sequence[Gate], instances: Sequence[Instance], reference: bool) -> list[Caveat]:
