@@ -10,19 +10,22 @@ from synthetic import ALL_SERVED, OPTIONS, SERVED, World
 
 from assay.records import Status
 from assay.verdicts import gates as g
+from assay.verdicts.model import Gate
+from assay.verdicts.scoretable import ScoreTable
+from assay.verdicts.trial import cut_floor
 
 FIRST = ALL_SERVED[0]
 
 
-def gates(world: World, options=OPTIONS, served=SERVED) -> dict[str, g.Gate]:
+def gates(world: World, options=OPTIONS, served=SERVED) -> dict[str, Gate]:
     """Gates of the first pass, by id."""
     table = world.table()
-    floor = g.cut_floor(table, world.margins(), world.floor_arms, world.dtype, options)
+    floor = cut_floor(table, world.margins(), world.floor_arms, world.dtype, options)
     found = g.evaluate_gates(table, floor, served, world.dtype, options)
     return {gate.id: gate for gate in found if gate.arm == FIRST}
 
 
-def failing(found: dict[str, g.Gate]) -> set[str]:
+def failing(found: dict[str, Gate]) -> set[str]:
     return {name for name, gate in found.items() if gate.status is Status.FAIL}
 
 
@@ -199,6 +202,17 @@ def test_a_statistical_fail_needs_the_other_instance_to_agree():
     assert found.status is Status.PASS_WITH_CAVEAT
     assert found.confirm.performed
     assert found.caveats[-1].code == "not_reproduced"
+
+
+def test_a_confirming_instance_that_answered_nothing_confirms_nothing():
+    world = World()
+    world.serve(noise=0.3)
+    for index in range(32):
+        world.arms["served_1_load"].fail(index)
+    found = gates(world)
+    assert {"G-hard", "G-logprob"} <= failing(found)
+    assert not found["G-hard"].confirm.performed
+    assert not found["G-logprob"].confirm.performed
 
 
 def test_identical_floor_arms_are_one_arm_and_one_arm_is_no_floor():
@@ -396,8 +410,8 @@ def test_gates_do_not_depend_on_the_order_of_rows(seed, random):
     shuffled = table.take(random.sample(range(table.num_rows), table.num_rows))
     results = []
     for rows in (table, shuffled):
-        scores = g.ScoreTable.from_tables([rows.slice(0, 500), rows.slice(500)], world.items)
-        floor = g.cut_floor(scores, world.margins(), world.floor_arms, world.dtype, OPTIONS)
+        scores = ScoreTable.from_tables([rows.slice(0, 500), rows.slice(500)], world.items)
+        floor = cut_floor(scores, world.margins(), world.floor_arms, world.dtype, OPTIONS)
         results.append(g.evaluate_gates(scores, floor, SERVED, world.dtype, OPTIONS))
     assert results[0] == results[1]
 
