@@ -71,6 +71,7 @@ def _stop(server: int, grace_s: float) -> str:
             _reap(server)
         if not tree:
             break
+    _reap(server)
     return stopped_by
 
 
