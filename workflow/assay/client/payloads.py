@@ -1,0 +1,279 @@
+"""What an OpenAI-style answer says: whole bodies and stream chunks, chat and completions, read into one `Answer`.
+
+Token ids are taken from `token_ids`/`prompt_token_ids` (vLLM and servers like it), or from token strings of the form
+"token_id:123" where the client asked for those. Any other token string names no token: different ids decode to the
+same string.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+
+from assay.records import Evidence, ResponseStatus
+
+MIN_TOP_K = 5  # of evidence level E0
+_TOKEN_ID = re.compile(r"token_id:(\d+)")
+_MAX_ID = 2**31 - 1
+
+
+class BadAnswer(Exception):
+    """An answer that cannot be scored: its status, and why."""
+
+    def __init__(self, status: ResponseStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def _malformed(why: str) -> BadAnswer:
+    return BadAnswer(ResponseStatus.MALFORMED, why)
+
+
+@dataclass
+class Answer:
+    """One answer, filled payload by payload with `absorb`. Logprobs in nat."""
+
+    ids_in_strings: bool
+    text: str = ""
+    finish_reason: str | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    named_ids: list[int | None] = field(default_factory=list)  # from "token_id:123", one per logprob entry
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[list[tuple[int | None, float]]] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def absorb(self, payload: Any) -> bool:
+        """Take in a whole body or one stream chunk; return whether it brought any output.
+
+        Raises:
+            BadAnswer: it carries an error, a number that is not finite, or is not what the protocol says.
+        """
+        body = _typed(payload, dict, "the answer")
+        if error := error_message(body):
+            raise BadAnswer(ResponseStatus.STREAM_ERROR, error)
+        self._absorb_usage(body.get("usage"))
+        self._absorb_prompt_ids(body.get("prompt_token_ids"))
+        choices = _typed(body.get("choices"), list, "choices")
+        brought = [self._absorb_choice(_typed(choice, dict, "choices[]")) for choice in choices]
+        return any(brought)
+
+    def _absorb_choice(self, choice: dict[str, Any]) -> bool:
+        if choice.get("index", 0) != 0:
+            raise _malformed(f"choice {choice['index']!r} was never asked for")
+        self._absorb_prompt_ids(choice.get("prompt_token_ids"))
+        text, ids, steps = _text(choice), _ids(choice.get("token_ids"), "token_ids"), _steps(choice.get("logprobs"))
+        self.text += text
+        if ids is not None:
+            self.token_ids = (self.token_ids or []) + ids
+        for token, logprob, top in steps:
+            self.named_ids.append(self._named_id(token))
+            self.logprobs.append(_finite(logprob, f"logprob of token {len(self.logprobs)}"))
+            where = f"top logprob of token {len(self.tops)}"
+            self.tops.append([(self._named_id(name), _finite(value, where)) for name, value in top])
+        finish = choice.get("finish_reason")
+        if finish is not None:
+            self.finish_reason = _typed(finish, str, "finish_reason")
+        if finish in ("error", "abort"):
+            raise BadAnswer(ResponseStatus.STREAM_ERROR, f"the server ended the answer with finish_reason '{finish}'")
+        return bool(text or ids or steps)
+
+    def _absorb_usage(self, usage: Any) -> None:
+        if usage is not None:
+            usage = _typed(usage, dict, "usage")
+            self.prompt_tokens = _count(usage.get("prompt_tokens"), "usage.prompt_tokens")
+            self.output_tokens = _count(usage.get("completion_tokens"), "usage.completion_tokens")
+
+    def _absorb_prompt_ids(self, value: Any) -> None:
+        ids = _ids(value, "prompt_token_ids")
+        if ids is not None:
+            self.prompt_token_ids = ids
+
+    def _named_id(self, token: Any) -> int | None:
+        match = _TOKEN_ID.fullmatch(token) if self.ids_in_strings and isinstance(token, str) else None
+        return int(match[1]) if match else None
+
+    def row(self, top_k: int) -> dict[str, Any]:
+        """The columns of a `responses` row that the answer decides; top lists are cut to `top_k`, descending.
+
+        A server may list the chosen token beside its top-k, so an entry need not have the rank of its place.
+
+        Raises:
+            BadAnswer: the answer is empty, or contradicts itself.
+        """
+        _check_unicode(self.text)
+        ids = self._sampled_ids()
+        # An immediate end of turn is an answer: no text, but a token was sampled.
+        if not self.text and not ids and not self.output_tokens:
+            raise BadAnswer(ResponseStatus.EMPTY, "HTTP 200 with neither text nor tokens")
+        tops = self._top_lists(top_k)
+        return {
+            "finish_reason": self.finish_reason,
+            "evidence": self._evidence(ids, tops),
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "text": self.text,
+            "prompt_token_ids": self.prompt_token_ids,
+            "token_ids": ids,
+            "token_logprobs": self.logprobs or None,
+            "top_token_ids": tops and [[token for token, _ in top] for top in tops],
+            "top_logprobs": tops and [[value for _, value in top] for top in tops],
+        }
+
+    def _sampled_ids(self) -> list[int] | None:
+        named = [token for token in self.named_ids if token is not None]
+        if self.token_ids is None:
+            return named if named and len(named) == len(self.named_ids) else None
+        if self.logprobs and len(self.logprobs) != len(self.token_ids):
+            raise _malformed(f"{len(self.token_ids)} token_ids but {len(self.logprobs)} logprobs")
+        if named and named != self.token_ids:
+            raise _malformed("token_ids and logprobs name different tokens")
+        return self.token_ids
+
+    def _top_lists(self, top_k: int) -> list[list[tuple[int, float]]] | None:
+        tops = [[(token, value) for token, value in top if token is not None] for top in self.tops]
+        if not tops or any(len(kept) < len(top) or not top for kept, top in zip(tops, self.tops, strict=True)):
+            return None
+        return [sorted(top, key=lambda entry: -entry[1])[:top_k] for top in tops]
+
+    def _evidence(self, ids: list[int] | None, tops: list[list[tuple[int, float]]] | None) -> Evidence:
+        if self.finish_reason is None:
+            return Evidence.E3
+        if not ids:
+            return Evidence.E2
+        full = self.prompt_token_ids and tops and min(map(len, tops)) >= MIN_TOP_K
+        return Evidence.E0 if full else Evidence.E1
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON as servers write it: NaN and Infinity literals are read, to be refused where a number is due.
+
+    Raises:
+        BadAnswer: not JSON (malformed), or JSON that stops short (stream_error).
+    """
+    try:
+        return from_json(text)
+    except ValueError as error:
+        why = str(error)
+    try:
+        from_json(text, allow_partial=True)
+    except ValueError:
+        raise _malformed(f"not JSON ({why}): {_excerpt(text)}") from None
+    raise BadAnswer(ResponseStatus.STREAM_ERROR, f"JSON stops short ({why})")
+
+
+def error_message(body: Any) -> str | None:
+    """The message of an error object in any of the shapes servers use, or None if `body` is not one."""
+    if not isinstance(body, dict):
+        return None
+    error = body.get("error") or body.get("detail") or (body if body.get("object") == "error" else None)
+    if isinstance(error, dict):
+        error = error.get("message") or error
+    return str(error) if error else None
+
+
+def http_error_message(content: bytes) -> str:
+    """What an HTTP error's body says, in at most one short paragraph."""
+    try:
+        message = error_message(from_json(content))
+    except ValueError:
+        message = None
+    return message or _excerpt(content) or "no body"
+
+
+def _excerpt(text: str | bytes) -> str:
+    shown = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return shown if len(shown) <= 300 else shown[:300] + "..."
+
+
+def _typed(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise _malformed(f"{what} should be a {kind.__name__}, found {_excerpt(repr(value))}")
+    return value
+
+
+def _text(choice: dict[str, Any]) -> str:
+    if "text" in choice:
+        text = choice["text"]
+    else:
+        holder = choice.get("message", choice.get("delta"))
+        text = _typed(holder, dict, "message").get("content")
+    return "" if text is None else _typed(text, str, "the text")
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _malformed(f"the text holds a lone surrogate at character {error.start}") from None
+
+
+def _count(value: Any, what: str) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_ID:
+        raise _malformed(f"{what} should be a count, found {value!r}")
+    return value
+
+
+def _ids(value: Any, what: str) -> list[int] | None:
+    if value is None:
+        return None
+    for token in _typed(value, list, what):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= _MAX_ID:
+            raise _malformed(f"{what} holds {token!r}, which is no token id")
+    return value
+
+
+def _finite(value: Any, what: str) -> float:
+    """`value` as a float. A null, or a number that is not finite, even as a string, is a wrong number, not a gap."""
+    number = math.nan if value is None else value
+    if isinstance(number, str):
+        try:
+            number = float(number)
+        except ValueError:
+            raise _malformed(f"{what} should be a number, found {value!r}") from None
+        if math.isfinite(number):
+            raise _malformed(f"{what} should be a number, found the string {value!r}")
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise _malformed(f"{what} should be a number, found {value!r}")
+    if not math.isfinite(number):
+        raise BadAnswer(ResponseStatus.NONFINITE, f"{what} is {'null' if value is None else value}")
+    return float(number)
+
+
+Step = tuple[Any, Any, list[tuple[Any, Any]]]  # token, logprob, [(token, logprob)]
+
+
+def _steps(logprobs: Any) -> list[Step]:
+    if logprobs is None:
+        return []
+    logprobs = _typed(logprobs, dict, "logprobs")
+    return _chat_steps(logprobs["content"]) if "content" in logprobs else _completion_steps(logprobs)
+
+
+def _chat_steps(content: Any) -> list[Step]:
+    entries = [_typed(entry, dict, "logprobs.content[]") for entry in _typed(content or [], list, "logprobs.content")]
+    return [(entry.get("token"), entry.get("logprob"), _chat_top(entry)) for entry in entries]
+
+
+def _chat_top(entry: dict[str, Any]) -> list[tuple[Any, Any]]:
+    tops = [
+        _typed(top, dict, "top_logprobs[]") for top in _typed(entry.get("top_logprobs") or [], list, "top_logprobs")
+    ]
+    return [(top.get("token"), top.get("logprob")) for top in tops]
+
+
+def _completion_steps(logprobs: dict[str, Any]) -> list[Step]:
+    tokens = _typed(logprobs.get("tokens"), list, "logprobs.tokens")
+    values = _typed(logprobs.get("token_logprobs"), list, "logprobs.token_logprobs")
+    tops = _typed(logprobs.get("top_logprobs") or [{}] * len(tokens), list, "logprobs.top_logprobs")
+    if not len(tokens) == len(values) == len(tops):
+        raise _malformed(f"{len(tokens)} tokens, {len(values)} token_logprobs and {len(tops)} top_logprobs")
+    tops = [list(_typed(top or {}, dict, "top_logprobs[]").items()) for top in tops]
+    return list(zip(tokens, values, tops, strict=True))
