@@ -57,6 +57,7 @@ def run(folder, *flags, instance=0, start_limit_s=20, send=None):
     plan = serve_plan(config, "smollm2_135m_embedded", {})
     plan["argv"] = [sys.executable, str(FAKE), "--port={port}", *map(str, flags)]
     plan["env"] = {"OMP_NUM_THREADS": "1", "HUB": f"{plan['cache_dir']}/hub", "FAKE_API_KEY": "hush"}
+    plan["client"] |= {"stream": False, "logprobs": False}
     plan["limits"] = {"start_limit_s": start_limit_s, "stop_grace_s": 2}
     write_json("plan.json", plan)
     written = outputs(folder)
