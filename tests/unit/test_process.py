@@ -112,6 +112,12 @@ def test_a_server_that_ignores_sigint_and_sigterm_is_killed(tmp_path):
     assert cleanup.seconds >= 1.0  # two graces
 
 
+def test_a_server_whose_first_thread_ends_first_is_waited_for_to_its_last(tmp_path):
+    [cleanup] = run(fake("--linger", 0.7, stop_grace_s=5), tmp_path)
+    assert (cleanup.stopped_by, cleanup.exit_code, cleanup.clean) == ("SIGINT", 0, True)
+    assert cleanup.seconds >= 0.7
+
+
 def test_a_worker_that_forked_twice_into_its_own_session_is_found_and_ended(tmp_path):
     worker = tmp_path / "worker"
     pids = []
