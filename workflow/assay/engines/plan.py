@@ -12,6 +12,7 @@ from typing import Any
 from assay.canonical import sha256_json
 from assay.config import FAULT_SEPARATOR, Arm, Config, Family
 from assay.errors import ConfigError
+from assay.records import JUDGE
 
 SCHEMA_VERSION = "assay/serve/1"
 PROJECT = "project"
@@ -21,24 +22,24 @@ RESOURCES = "resources"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-def serve_plan(config: Config, name: str, manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def serve_plan(config: Config, name: str) -> dict[str, Any]:
     """The serve plan of the config called `name` (or `NAME+FAULT`), JSON-able.
 
     All of it but `schema_version` and `options_sha256` are the run's effective options: what the outputs depend on.
     Paths are relative to the workflow directory. Only `{port}` is left open in `argv`: the kernel gives it at start.
+    `model.weights_sha256` is null until `complete_plan` has seen the weights: such a plan is to be looked at, not run.
 
     Args:
         config: the checked configuration.
         name: a config, or a config and a fault.
-        manifests: source -> content of its `manifest.json`. Without the one of the model served, the plan can be
-            looked at (`model.weights_sha256` is null) and must not be run.
 
     Raises:
         ConfigError: unknown name or fault, an arm this site does not offer, or a wrong template in the arm.
     """
     resolved = config.resolve(name)
     if resolved.unsupported is not None:
-        return _sealed({"config": name, "unsupported": resolved.unsupported})
+        family = getattr(resolved.entry, "family", None)
+        return _sealed({"config": name, "family": family, "unsupported": resolved.unsupported})
     entry, family, arm = resolved.served
     if entry.arm not in config.site.arms:
         raise ConfigError(
@@ -46,7 +47,7 @@ def serve_plan(config: Config, name: str, manifests: Mapping[str, Mapping[str, A
             f"(it has: {', '.join(config.site.arms)}); choose another site, or add the arm to "
             f"config/sites/{config.settings.site}.yaml if its engine runs there"
         )
-    model = _model(family, arm, manifests)
+    model = _model(family, arm)
     python = _python(arm.environment)
     cache_dir = _expanded(config.site.cache_dir, f"config/sites/{config.settings.site}.yaml: cache_dir")
     values = {
@@ -88,6 +89,12 @@ def serve_plan(config: Config, name: str, manifests: Mapping[str, Mapping[str, A
                 for number in range(len(arm.instances))
             ],
             "sets": resolved.sets,
+            "reference": {
+                "kind": family.reference.kind,
+                "directory": f"{RESOURCES}/{family.model.weights['transformers']}",
+                "dtype": family.reference.dtype,
+                "arms": [JUDGE, *resolved.floor_arms],
+            },
             "limits": {"start_limit_s": arm.start_limit_s, "stop_grace_s": arm.stop_grace_s},
             "recipe": {"source": arm.recipe, "date": arm.recipe_date.isoformat()},
         }
@@ -134,30 +141,26 @@ def _fill(template: str, values: Mapping[str, str | None], where: str) -> str:
     return _PLACEHOLDER.sub(value, template)
 
 
-def _model(family: Family, arm: Arm, manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def complete_plan(plan: Mapping[str, Any], manifest: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`plan` with the digest of the weights it serves, from the `manifest.json` of their source."""
+    if plan["unsupported"] is not None or manifest is None:
+        return dict(plan)
+    files = {path: file["sha256"] for path, file in manifest["files"].items()}
+    return _sealed(effective_options(plan) | {"model": plan["model"] | {"weights_sha256": sha256_json(files)}})
+
+
+def _model(family: Family, arm: Arm) -> dict[str, Any]:
     source = family.model.weights[arm.weights]
     directory = f"{RESOURCES}/{source}"
-    manifest = manifests.get(source)
-    files = {path: file["sha256"] for path, file in manifest["files"].items()} if manifest else None
     gguf = family.model.gguf_file if arm.weights == "gguf" else None
     return {
         "name": family.model.name,
         "source": source,
         "directory": directory,
-        "gguf_file": f"{directory}/{_path_of(gguf, files, source)}" if gguf else None,
-        "weights_sha256": sha256_json(files) if files is not None else None,
+        "gguf_file": f"{directory}/{gguf}" if gguf else None,
+        "weights_sha256": None,
         "context": family.model.context,
     }
-
-
-def _path_of(file: str, files: Mapping[str, str] | None, source: str) -> str:
-    """Where `file` lies in its source's directory, by the manifest."""
-    if files is None:
-        return file
-    paths = [path for path in files if path == file or path.endswith(f"/{file}")]
-    if len(paths) != 1:
-        raise ConfigError(f"model.gguf_file '{file}' names {len(paths)} files of source '{source}': {sorted(files)}")
-    return paths[0]
 
 
 def _python(environment: str) -> str:
