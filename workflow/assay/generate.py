@@ -111,13 +111,13 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
     try:
         with serve(launch(plan, base), outputs.server_log, _probe(spec), _recorder(outputs.cleanup)) as server:
             run.ready_s = server.ready_s
-            run.start = measure(server, plan["identity"], base)
+            run.start = measure(server, plan, base)
             client = ClientPlan.of(spec, server.base_url, spec.model)
             for arm, concurrency in passes:
                 run.rows += asyncio.run(_walk(server, client, items, arm, concurrency, send))
             run.death = server.death()
             if run.death is None:
-                run.end = measure(server, plan["identity"], base)
+                run.end = measure(server, plan, base)
     except StartFailure as failure:
         log.error("%s", failure)
         run.failure = failure
@@ -200,7 +200,7 @@ def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[
             if failure is None
             else {
                 "kind": failure.kind,
-                "message": failure.message,
+                "message": str(failure),
                 "exit_code": failure.exit_code,
                 "log_tail": failure.log_tail,
             },
