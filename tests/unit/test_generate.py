@@ -54,7 +54,7 @@ def outputs(folder):
 def run(folder, *flags, instance=0, start_limit_s=20, send=None):
     """`generate` over the fake server; returns rows, identity, cleanup."""
     config = load(read_yaml(ROOT / "config" / "config.yaml"), ROOT / "config")
-    plan = serve_plan(config, "smollm2_135m_embedded", {})
+    plan = serve_plan(config, "smollm2_135m_embedded")
     plan["argv"] = [sys.executable, str(FAKE), "--port={port}", *map(str, flags)]
     plan["env"] = {"OMP_NUM_THREADS": "1", "HUB": f"{plan['cache_dir']}/hub", "FAKE_API_KEY": "hush"}
     plan["client"] |= {"stream": False, "logprobs": False}
