@@ -165,6 +165,8 @@ FLOOR = pa.schema(
     ]
 )
 
+JUDGE = "judge"  # the reference arm that scores; it also answers every item itself
+
 SCHEMAS = {"items": ITEMS, "responses": RESPONSES, "tokens": TOKENS, "scores": SCORES, "floor": FLOOR}
 SORT_KEYS = {
     "items": ["item_id"],

@@ -1,0 +1,52 @@
+# Two commands: `make verdict` and `make test`. Everything else is a detail of these.
+PYTHON ?= python3
+CORES ?= 8
+VENV := .venv
+BIN := $(VENV)/bin
+VERDICT := results/verdicts/smollm2_135m.json
+
+.PHONY: verdict test check format lint types workflow-lint clean FORCE
+
+## Serve a real model, judge it, and say what came out.
+verdict: $(VENV)/run
+	$(BIN)/snakemake --cores $(CORES) $(VERDICT)
+	$(BIN)/assay explain --brief $(VERDICT)
+
+## All tests: units, contracts and end to end on real engines.
+test: $(VENV)/dev
+	$(BIN)/pytest
+
+## What a commit must pass.
+check: format lint workflow-lint types
+	$(BIN)/pytest
+
+format: $(VENV)/dev
+	$(BIN)/ruff format --check workflow tests benchmarks
+	$(BIN)/snakefmt --check Snakefile workflow/rules
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check workflow tests benchmarks
+
+workflow-lint: $(VENV)/dev
+	$(BIN)/snakemake --lint
+
+types: $(VENV)/dev
+	$(BIN)/mypy
+
+## Any result: `make results/verdicts/smollm2_135m_vllm.json`.
+results/%: $(VENV)/run FORCE
+	$(BIN)/snakemake --cores $(CORES) $@
+
+$(VENV)/run: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/run
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf results logs .snakemake
+
+FORCE:

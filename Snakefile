@@ -1,0 +1,46 @@
+# Assay: correctness verdicts for multimodal model servers.
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "config/config.yaml"
+
+
+# The base system, for those who run with --sdm apptainer. The software is the project's own locked environment.
+container: "docker://python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/fetch.smk"
+include: "workflow/rules/environment.smk"
+include: "workflow/rules/samples.smk"
+include: "workflow/rules/serve_config.smk"
+include: "workflow/rules/generate.smk"
+include: "workflow/rules/reference.smk"
+include: "workflow/rules/judge.smk"
+include: "workflow/rules/score.smk"
+include: "workflow/rules/verdict.smk"
+
+
+wildcard_constraints:
+    config=CONFIG_PATTERN,
+    source="[a-z0-9][a-z0-9_.-]*",
+    environment="[a-z0-9][a-z0-9_.-]*",
+    family="[a-z0-9][a-z0-9_.-]*",
+    set="[a-z0-9][a-z0-9_]*",
+    arm=r"judge|[a-z0-9]+-[a-z]+",
+    instance=r"\d+",
+
+
+localrules:
+    all,
+    gate,
+    junit,
+    serve_config,
+
+
+rule all:
+    default_target: True
+    input:
+        all_verdicts(),

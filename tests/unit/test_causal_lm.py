@@ -1,0 +1,140 @@
+"""The reference: benign changes are benign, and teacher forcing gives the numbers that generating gave."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from assay.references.causal_lm import ArmSettings, CausalLM, Prompt, Sampling, arm_settings
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A random two-layer Llama in float32; weights scaled so that its choices are not all ties."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def lm(model, settings=None, eos=()):
+    made = object.__new__(CausalLM)
+    made.settings = settings or ArmSettings("float32")
+    made.model = model
+    made.eos_ids = frozenset(eos or {96})
+    return made
+
+
+def prompts(lengths, max_tokens=12, sampling=None):
+    generator = np.random.default_rng(1)
+    return [
+        Prompt(f"item{n}", generator.integers(0, 95, n).tolist(), max_tokens, sampling or Sampling()) for n in lengths
+    ]
+
+
+def generate(model, wanted):
+    return {done.item_id: done for done in model.generate(wanted)}
+
+
+def test_greedy_generation_is_transformers_own(tiny):
+    for prompt in prompts([1, 7, 20]):
+        expected = tiny.generate(
+            torch.tensor([prompt.ids]), max_new_tokens=12, do_sample=False, eos_token_id=96, pad_token_id=0
+        )[0, len(prompt.ids) :]
+        assert generate(lm(tiny), [prompt])[prompt.item_id].token_ids == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [ArmSettings("float32", batch=16), ArmSettings("float32", batch=1), ArmSettings("float32", prefill_chunk=4)],
+)
+def test_batching_padding_and_chunking_change_nothing_but_rounding(tiny, settings):
+    wanted = prompts([1, 2, 3, 9, 17, 33])
+    base, other = generate(lm(tiny), wanted), generate(lm(tiny, settings), wanted)
+    for key in base:
+        assert base[key].token_ids == other[key].token_ids
+        np.testing.assert_allclose(base[key].logprobs, other[key].logprobs, atol=1e-4)
+
+
+def test_forcing_the_generated_tokens_gives_their_logprobs_and_zero_margins(tiny):
+    model = lm(tiny)
+    for prompt in prompts([3, 18]):
+        done = generate(model, [prompt])[prompt.item_id]
+        forced = model.force(prompt, done.token_ids, np.array(done.top_ids))
+        np.testing.assert_allclose(forced.lp_judge, done.logprobs, atol=1e-4)
+        np.testing.assert_allclose(forced.at, done.top_logprobs, atol=1e-4)
+        np.testing.assert_allclose(forced.lp_judge_max, forced.lp_judge, atol=1e-6)
+        assert (forced.judge_rank == 1).all()
+
+
+def test_a_wrong_token_shows_its_margin_and_rank(tiny):
+    model = lm(tiny)
+    (prompt,) = prompts([5])
+    done = generate(model, [prompt])[prompt.item_id]
+    ids = [*done.token_ids]
+    ids[4] = done.top_ids[4][2]
+    forced = model.force(prompt, ids)
+    assert forced.judge_rank[4] == 3
+    margin = forced.lp_judge_max[4] - forced.lp_judge[4]
+    assert math.isclose(margin, done.top_logprobs[4][0] - done.top_logprobs[4][2], abs_tol=1e-4)
+
+
+def test_generation_stops_at_eos_and_says_so(tiny):
+    (prompt,) = prompts([5])
+    free = generate(lm(tiny), [prompt])[prompt.item_id]
+    stop = free.token_ids[3]
+    done = generate(lm(tiny, eos={stop}), [prompt])[prompt.item_id]
+    assert done.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert (done.finish_reason, free.finish_reason) == ("stop", "length")
+
+
+def test_the_asked_distribution_applies_temperature_then_top_k_then_top_p():
+    # p = .5 .3 .2; at T=.5 squares: .25 .09 .04 / .38 = .6579 .2368 .1053
+    raw = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
+    np.testing.assert_allclose(Sampling(0.5).logprobs(raw).exp(), [[0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38]], rtol=1e-5)
+    # top-k 2 keeps .5 and .3 -> 5/8, 3/8
+    np.testing.assert_allclose(Sampling(1.0, top_k=2).logprobs(raw).exp(), [[0.625, 0.375, 0]], rtol=1e-5)
+    # top-p .6: .5 < .6, so the token that crosses (.3) is kept -> 5/8, 3/8; top-p .49: .5 alone reaches it
+    np.testing.assert_allclose(Sampling(1.0, top_p=0.6).logprobs(raw).exp(), [[0.625, 0.375, 0]], rtol=1e-5)
+    np.testing.assert_allclose(Sampling(1.0, top_p=0.49).logprobs(raw).exp(), [[1, 0, 0]], rtol=1e-5)
+    assert Sampling(0).logprobs(raw) is raw
+
+
+def test_entropy_and_variance_are_those_of_the_asked_distribution(tiny):
+    model = lm(tiny)
+    (prompt,) = prompts([6], sampling=Sampling(0.7, top_p=0.9, seed=3))
+    done = generate(model, [prompt])[prompt.item_id]
+    forced = model.force(prompt, done.token_ids)
+    assert forced.in_support.all()
+    logits = tiny(torch.tensor([[*prompt.ids, *done.token_ids]])).logits[0, len(prompt.ids) - 1 : -1]
+    p = prompt.sampling.logprobs(torch.log_softmax(logits.float(), -1)).exp().double().detach().numpy()
+    surprisal = -np.log(np.where(p > 0, p, 1))
+    np.testing.assert_allclose(forced.entropy, (p * surprisal).sum(-1), atol=1e-4)
+    np.testing.assert_allclose(forced.variance, (p * surprisal**2).sum(-1) - (p * surprisal).sum(-1) ** 2, atol=1e-3)
+
+
+def test_the_same_seed_samples_the_same_whatever_the_batch(tiny):
+    wanted = prompts([4, 4, 9, 12], sampling=Sampling(1.0, seed=5))
+    alone, batched = generate(lm(tiny, ArmSettings("float32", batch=1)), wanted), generate(lm(tiny), wanted)
+    assert {key: done.token_ids for key, done in alone.items()} == {
+        key: done.token_ids for key, done in batched.items()
+    }
+
+
+def test_each_floor_arm_differs_from_the_base_of_its_dtype_in_one_field():
+    base = ArmSettings("bfloat16")
+    for change in ("batch", "attention", "chunked", "matmul"):
+        arm = arm_settings(f"bfloat16-{change}", "float32")
+        differing = [name for name in base.__dataclass_fields__ if getattr(base, name) != getattr(arm, name)]
+        assert len(differing) == 1, change
+    assert arm_settings("judge", "float32") == ArmSettings("float32")

@@ -1,0 +1,96 @@
+"""The configuration: unknown keys and names are errors that say what to do."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from assay import config
+from assay.errors import ConfigError
+from assay.samples.recipe import recipe_schema
+from assay.verdicts.model import verdict_schema
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    return tmp_path / "config"
+
+
+def edit(path, change):
+    content = yaml.safe_load(path.read_text())
+    change(content)
+    path.write_text(yaml.safe_dump(content))
+
+
+def test_the_committed_configuration_is_valid(folder):
+    loaded = config.load({"site": "embedded"}, folder)
+    assert loaded.resolve("smollm2_135m").floor_arms == ["float32-batch", "float32-attention"]
+
+
+def test_schemas_for_editors_are_in_step_with_the_models():
+    committed = {path.name: path.read_text() for path in (ROOT / "config/schemas").glob("*.schema.yaml")}
+    schemas = {**config.json_schemas(), "sampleset": recipe_schema(), "verdict": verdict_schema()}
+    expected = {f"{name}.schema.yaml": config.schema_text(schema) for name, schema in schemas.items()}
+    assert committed == expected, "run `assay schemas` and commit the result"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("sites/embedded.yaml", lambda c: c.update(gpus=8), r"embedded\.yaml: unknown key 'gpus'"),
+        ("arms/embedded.yaml", lambda c: c.pop("argv"), r"embedded\.yaml: key 'argv' is missing"),
+        ("arms/embedded.yaml", lambda c: c.update(start_limit_s=-1), r"start_limit_s: .*greater than 0 \(found -1\)"),
+        ("families/smollm2_135m.yaml", lambda c: c["model"]["weights"].update(gguf="nope"), "unknown source 'nope'"),
+        ("configs.yaml", lambda c: c["smollm2_135m"].update(arm="vlm"), "smollm2_135m: unknown arm 'vlm'"),
+        ("configs.yaml", lambda c: c["smollm2_135m"].update(dtype="float16"), "serves .*, not float16"),
+        ("configs.yaml", lambda c: c["smollm2_135m"].update(gates={"kapa": 3}), "unknown key 'kapa'"),
+        ("configs.yaml", lambda c: c.update(qwen={"unsupported": ""}), "qwen: unsupported: .*at least 10"),
+        ("sources.yaml", lambda c: c["smollm2_135m_gguf"].update(sha256="abc"), "sha256"),
+    ],
+)
+def test_a_wrong_value_names_file_key_and_remedy(folder, file, change, message):
+    edit(folder / file, change)
+    with pytest.raises(ConfigError, match=message):
+        config.load({"site": "embedded"}, folder)
+
+
+def test_an_unknown_key_in_the_settings_is_an_error(folder):
+    with pytest.raises(ConfigError, match="unknown key 'sites'"):
+        config.load({"site": "embedded", "sites": "x"}, folder)
+
+
+def test_broken_yaml_names_the_file(folder):
+    (folder / "faults.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=r"faults\.yaml is not valid YAML"):
+        config.load({"site": "embedded"}, folder)
+
+
+def test_an_unknown_config_lists_the_nearest_names(folder):
+    loaded = config.load({"site": "embedded"}, folder)
+    with pytest.raises(ConfigError, match=r"unknown config 'smolm2_135m_vllm'.*did you mean smollm2_135m_vllm"):
+        loaded.resolve("smolm2_135m_vllm")
+
+
+def test_a_fault_needs_an_arm_with_a_switch(folder):
+    loaded = config.load({"site": "embedded"}, folder)
+    assert loaded.resolve("smollm2_135m_embedded+rope_theta").fault.argument.startswith("rope_theta=")
+    with pytest.raises(ConfigError, match=r"arm 'vllm-cpu' cannot plant faults.*embedded"):
+        loaded.resolve("smollm2_135m_vllm+rope_theta")
+    with pytest.raises(ConfigError, match="unknown fault 'rope_teta'"):
+        loaded.resolve("smollm2_135m_embedded+rope_teta")
+
+
+def test_an_unsupported_config_carries_its_reason(folder):
+    resolved = config.load({"site": "embedded"}, folder).resolve("qwen3_omni")
+    assert "speech" in resolved.unsupported
+    with pytest.raises(ConfigError, match="'qwen3_omni' is unsupported"):
+        _ = resolved.served
+
+
+def test_concurrency_override_leaves_the_pass_that_is_sent_alone(folder):
+    resolved = config.load({"site": "embedded"}, folder).resolve("smollm2_135m")
+    assert [item.concurrency for item in resolved.passes(0, 32)] == [1, 32]

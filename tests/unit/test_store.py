@@ -1,0 +1,91 @@
+"""Parquet in and out: schema checked both ways, nothing half-written, nothing lost."""
+
+import errno
+import json
+
+import pyarrow as pa
+import pytest
+
+from assay import store
+from assay.errors import StoreError
+
+
+def response(item_id, arm="judge", **more):
+    base = {"item_id": item_id, "set_id": "s", "arm": arm, "status": "ok", "evidence": "E0", "attempts": 1}
+    return base | more
+
+
+def test_rows_come_back_sorted_by_key_with_their_provenance(tmp_path):
+    path = tmp_path / "r.parquet"
+    table = store.table_from_rows(
+        "responses", [response("b"), response("a", "z"), response("a", top_logprobs=[[-1.0]])]
+    )
+    store.write_table(path, "responses", table, {"rule": "test"})
+    rows = store.read_rows(path, "responses", ["item_id", "arm", "top_logprobs"])
+    assert [(row["item_id"], row["arm"]) for row in rows] == [("a", "judge"), ("a", "z"), ("b", "judge")]
+    assert rows[0]["top_logprobs"] == [[-1.0]]
+    assert store.read_provenance(path)["rule"] == "test"
+
+
+def test_an_unknown_column_is_refused_rather_than_dropped():
+    with pytest.raises(KeyError, match="latency"):
+        store.table_from_rows("responses", [response("a", latency=1)])
+
+
+def test_a_table_of_another_schema_is_refused_by_name(tmp_path):
+    path = tmp_path / "r.parquet"
+    store.write_table(path, "responses", store.table_from_rows("responses", [response("a")]), {})
+    with pytest.raises(StoreError, match=r"holds a 'responses' table where 'scores' was expected"):
+        store.read_table(path, "scores")
+
+
+def test_a_truncated_file_says_what_to_do(tmp_path):
+    path = tmp_path / "r.parquet"
+    store.write_table(path, "responses", store.table_from_rows("responses", [response("a")]), {})
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(StoreError, match="remove it and run again"):
+        store.read_table(path, "responses")
+
+
+def test_a_parquet_file_of_somebody_else_is_refused(tmp_path):
+    path = tmp_path / "x.parquet"
+    pa.parquet.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(StoreError, match="no Assay provenance"):
+        store.read_table(path, "scores")
+
+
+def test_a_full_disk_leaves_the_earlier_file_and_no_partial_one(tmp_path, monkeypatch):
+    path = tmp_path / "r.parquet"
+    store.write_table(path, "responses", store.table_from_rows("responses", [response("a")]), {})
+    before = path.read_bytes()
+
+    def full(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pa.parquet.ParquetWriter, "write_table", full)
+    with pytest.raises(StoreError, match=r"cannot write .*r\.parquet: No space left on device"):
+        store.write_table(path, "responses", store.table_from_rows("responses", [response("b")]), {})
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["r.parquet"]
+
+
+def test_an_exception_while_writing_leaves_nothing(tmp_path):
+    with pytest.raises(ZeroDivisionError), store.table_writer(tmp_path / "r.parquet", "responses", {}):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_refuses_nan_and_reads_back_what_was_written(tmp_path):
+    path = tmp_path / "v.json"
+    store.write_json(path, {"b": 1, "a": "é"})
+    assert json.loads(path.read_text()) == {"b": 1, "a": "é"} == store.read_json(path)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        store.write_json(path, {"x": float("nan")})
+    assert store.read_json(path) == {"b": 1, "a": "é"}
+
+
+def test_damaged_json_names_the_file(tmp_path):
+    path = tmp_path / "v.json"
+    path.write_text("{")
+    with pytest.raises(StoreError, match=r"v\.json is not valid JSON"):
+        store.read_json(path)

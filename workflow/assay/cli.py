@@ -1,0 +1,123 @@
+"""The `assay` command: reading, checking and comparing what the workflow wrote. Running things is Snakemake's part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from assay import config
+from assay.errors import AssayError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+VerdictFile = Annotated[Path, typer.Argument(help="A file under results/verdicts/", show_default=False)]
+
+
+@app.command()
+def explain(
+    verdict: VerdictFile,
+    brief: Annotated[bool, typer.Option(help="Only the verdict, its reason and caveats")] = False,
+    items: Annotated[int, typer.Option(min=0, help="How many of the worst items to show")] = 5,
+) -> None:
+    """Print a verdict for a person: gates, controls, and the worst items with the text around each divergence."""
+    from assay.explain import explain as show
+
+    show(verdict, console, brief, items)
+
+
+@app.command()
+def verify(verdict: VerdictFile) -> None:
+    """Recompute a verdict from its stored scores; exit 1 on any difference."""
+    from assay.verdict import verify as recompute
+
+    differences = recompute(verdict)
+    if differences:
+        raise AssayError(f"{verdict} is not what its scores give:\n  " + "\n  ".join(map(str, differences)))
+    console.print(f"{verdict}: recomputed from its stored scores, no difference")
+
+
+@app.command()
+def diff(
+    a: VerdictFile, b: VerdictFile, items: Annotated[int, typer.Option(min=0, help="Item changes to print")] = 20
+) -> None:
+    """Say what changed between two verdicts, gate by gate and item by item."""
+    from assay.diff import diff as compare
+
+    gates, changes = compare(a, b)
+    table = Table("what", str(a), str(b))
+    for change in [*gates, *changes[:items]]:
+        table.add_row(change.what, change.before or "absent", change.after or "absent")
+    console.print(table if table.row_count else "no difference")
+    if len(changes) > items:
+        console.print(f"and {len(changes) - items} more item scores (--items {len(changes)} shows all)")
+
+
+@app.command()
+def cases(file: Annotated[Path, typer.Argument(help="Metric vectors, JSON", show_default=False)]) -> None:
+    """Run metric vectors against the library, one line each; exit 1 on any wrong value."""
+    from assay.cases import run_cases
+
+    results = run_cases(file)
+    for result in results:
+        console.print(str(result), markup=False)
+    wrong = [result for result in results if result.wrong]
+    if wrong:
+        raise AssayError(f"{len(wrong)} of {len(results)} cases are wrong")
+
+
+@app.command()
+def configs(
+    tree: Annotated[Path, typer.Option(help="Directory of deployment files", show_default=False)],
+    folder: Annotated[Path, typer.Option(help="Configuration directory")] = Path("config"),
+) -> None:
+    """Compare the map in config/configs.yaml with a directory of deployment files; exit 1 on any gap."""
+    from assay.coverage import compare_tree
+
+    settings = config.read_yaml(folder / "config.yaml")
+    gaps = compare_tree(config.load(settings, folder).configs, tree)
+    if gaps:
+        raise AssayError("\n".join(gaps))
+    console.print("every deployment is mapped, and every mapped deployment is there")
+
+
+@app.command()
+def matrix(
+    verdicts: Annotated[list[Path], typer.Argument(help="Verdict files of planted and clean runs", show_default=False)],
+    output: Annotated[Path, typer.Option(help="Markdown file to write", show_default=False)],
+    title: Annotated[str, typer.Option()] = "Fault matrix",
+    folder: Annotated[Path, typer.Option(help="Configuration directory")] = Path("config"),
+) -> None:
+    """Write the fault matrix: planted fault by gate that caught it, beside what other projects' rules say."""
+    from assay.matrix import matrix as read
+    from assay.matrix import render
+    from assay.store import write_text
+
+    settings = config.read_yaml(folder / "config.yaml")
+    write_text(output, render(read(verdicts, config.load(settings, folder).faults), title))
+
+
+@app.command()
+def schemas(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("config/schemas")) -> None:
+    """Write the JSON Schemas of the configuration files, the sample set recipes and the verdict."""
+    from assay.samples.recipe import recipe_schema
+    from assay.store import write_text
+    from assay.verdicts.model import verdict_schema
+
+    kinds = {**config.json_schemas(), "sampleset": recipe_schema(), "verdict": verdict_schema()}
+    for name, schema in kinds.items():
+        write_text(folder / f"{name}.schema.yaml", config.schema_text(schema))
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one message on stderr and exit status 1."""
+    try:
+        app(standalone_mode=True)
+    except AssayError as error:
+        errors.print(str(error), markup=False)
+        raise SystemExit(1) from None

@@ -1,0 +1,1 @@
+"""Servers under test: how one is launched, owned, identified and stopped."""

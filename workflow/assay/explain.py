@@ -1,0 +1,255 @@
+"""A verdict for a person: what was decided and why, the worst items first, with the text around each divergence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from assay import store
+from assay.gate import read_verdict
+from assay.records import Status
+from assay.samples.lock import load_set
+from assay.verdicts.model import Gate, Verdict
+
+STYLES = {
+    Status.PASS: "green",
+    Status.PASS_WITH_CAVEAT: "green",
+    Status.FAIL: "bold red",
+    Status.ERROR: "bold magenta",
+    Status.INCONCLUSIVE: "yellow",
+    Status.UNSUPPORTED: "yellow",
+    Status.SKIPPED_OPTIONAL: "dim",
+}
+CONTEXT = 12  # tokens shown before a divergence
+
+
+@dataclass(frozen=True)
+class Run:
+    """The files of one run, found from where its verdict lies."""
+
+    results: Path
+    config: str
+
+    @property
+    def scores(self) -> Path:
+        return self.results / "scores" / f"{self.config}.parquet"
+
+    @property
+    def floor(self) -> Path:
+        return self.results / "floors" / f"{self.config}.parquet"
+
+    def served(self, arm: str, folder: str) -> Path:
+        """The outputs or judged tokens of a served arm (`served_<instance>_<pass>`)."""
+        return self.results / folder / self.config / f"{arm.split('_')[1]}.parquet"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One token that was served against the judge's advice, with the text before it."""
+
+    item_id: str
+    arm: str
+    prompt: str
+    pos: int
+    before: str
+    served: str
+    preferred: str
+    margin: float  # nat
+    rank: int
+    answer: str
+
+
+def run_of(path: str | Path) -> Run:
+    """The run that a verdict file belongs to."""
+    path = Path(path)
+    return Run(path.parent.parent, path.stem)
+
+
+def explain(path: str | Path, console: Console, brief: bool = False, items: int = 5) -> None:
+    """Print a verdict.
+
+    Args:
+        path: the verdict file, beside the other results of its run.
+        console: where to print.
+        brief: only the verdict, its reason and caveats.
+        items: how many of the worst items to show.
+    """
+    verdict = read_verdict(path)
+    console.print(_headline(verdict, path))
+    if brief or not verdict.gates:
+        return
+    console.print(_gate_table(verdict.gates))
+    console.print(_controls(verdict))
+    for line in _instances(verdict):
+        console.print(line)
+    shown = list(worst_divergences(verdict, run_of(path), items))
+    if shown:
+        console.print(Text("\nWorst items", style="bold"))
+    for divergence in shown:
+        console.print(_divergence(divergence))
+
+
+def _headline(verdict: Verdict, path: str | Path) -> Panel:
+    status = Text(verdict.verdict.value.replace("_", " "), style=STYLES[verdict.verdict])
+    lines: list[Any] = [Text.assemble(status, "  ", verdict.reason)]
+    if verdict.claim:
+        claim = verdict.claim
+        lines.append(
+            Text(f"{claim.bad} of {claim.n} items bad: at most {claim.rate_upper95:.2%} of items (95% confidence)")
+        )
+    lines += [Text(f"caveat {item.code}: {item.detail}", style="yellow") for item in verdict.caveats]
+    lines.append(Text(f"verdict file: {path}", style="dim"))
+    info = verdict.config
+    facts = [part for part in (info.model, info.arm, info.dtype, info.tier) if part]
+    return Panel(Group(*lines), title=" · ".join([info.name, *facts]), title_align="left")
+
+
+def _gate_table(gates: list[Gate]) -> Table:
+    table = Table(title="Gates", title_justify="left", header_style="bold")
+    for name in ("gate", "pass", "status", "value", "limit", "what it says"):
+        table.add_column(name, overflow="fold")
+    order = list(Status)
+    for gate in sorted(gates, key=lambda gate: order.index(gate.status)):
+        limit = gate.threshold.value if gate.threshold else None
+        table.add_row(
+            gate.id,
+            gate.arm.removeprefix("served_"),
+            Text(gate.status.value, style=STYLES[gate.status]),
+            _number(gate.value, gate.unit),
+            _number(limit, gate.unit),
+            "\n".join([gate.detail, *(hint.hint for hint in gate.diagnosis)]),
+        )
+    return table
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "–" if value is None else f"{value:.3g} {unit}".strip()
+
+
+def _controls(verdict: Verdict) -> Text:
+    controls = verdict.controls
+    planted = [item for item in controls.positive if item.got != "not_applicable"]
+    caught = [item for item in planted if item.got == Status.FAIL]
+    left_out = [item for item in controls.negative if item.got != "not_applicable"]
+    alarms = [item for item in left_out if item.got == Status.FAIL]
+    return Text(
+        f"Controls: {len(caught)} of {len(planted)} planted faults caught, "
+        f"{len(alarms)} of {len(left_out)} false alarms on left-out floor arms"
+    )
+
+
+def _instances(verdict: Verdict) -> Iterator[Text]:
+    for item in verdict.instances:
+        if item.startup.failure:
+            failure = item.startup.failure
+            tail = failure.log_tail if isinstance(failure.log_tail, str) else "\n".join(failure.log_tail or [])
+            yield Text(f"Server {item.instance}: {failure.message}\n{tail}", style="red")
+        elif item.died:
+            yield Text(f"Server {item.instance}: {item.died.message}", style="red")
+        else:
+            seconds = "unknown" if item.startup.seconds is None else f"{item.startup.seconds:.0f} s"
+            yield Text(
+                f"Server {item.instance}: ready after {seconds}, stopped by {item.cleanup.stopped_by or 'itself'}"
+            )
+    if verdict.determinism:
+        known = verdict.determinism
+        yield Text(
+            f"Determinism over {known.n} items: alone = under load {_share(known.under_load_identical)}, "
+            f"instance 0 = instance 1 {_share(known.cross_instance_identical)}"
+        )
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.0%}"
+
+
+# --- worst items -------------------------------------------------------------------------------------------------
+
+
+def worst_divergences(verdict: Verdict, run: Run, count: int) -> Iterator[Divergence]:
+    """The items with the largest margins of the served passes, worst first, one pass each."""
+    if not run.scores.exists() or not verdict.provenance:
+        return
+    scores = store.read_table(run.scores, "scores", ["item_id", "arm", "metric", "value", "aux"])
+    margins = scores.filter(pc.and_(pc.equal(scores["metric"], "margin_max"), pc.greater(scores["value"], 0)))
+    rows = [row for row in margins.to_pylist() if row["arm"].startswith("served_")]
+    rows.sort(key=lambda row: (-row["value"], row["item_id"], row["arm"]))
+    plan = store.read_provenance(run.served(rows[0]["arm"], "outputs"))["options"] if rows else {}
+    seen: set[str] = set()
+    for row in rows:
+        if row["item_id"] in seen or len(seen) == count:
+            continue
+        seen.add(row["item_id"])
+        yield _read_divergence(run, plan, row["item_id"], row["arm"], int(dict(row["aux"])["pos"]))
+
+
+def _read_divergence(run: Run, plan: dict[str, Any], item_id: str, arm: str, pos: int) -> Divergence:
+    tokens = _select(run.served(arm, "judged"), "tokens", item_id, arm)
+    response = _select(run.served(arm, "outputs"), "responses", item_id, arm)[0]
+    root = run.results.parent
+    tokenizer = Tokenizer.from_file(str(root / plan["reference"]["directory"] / "tokenizer.json"))
+    ids = [row["token_id"] for row in tokens]
+    at = tokens[pos]
+
+    def decode(chosen: list[int]) -> str:
+        return tokenizer.decode(chosen, skip_special_tokens=False)
+
+    return Divergence(
+        item_id=item_id,
+        arm=arm,
+        prompt=_prompt(root, plan["sets"], item_id),
+        pos=pos,
+        before=decode(ids[max(0, pos - CONTEXT) : pos]),
+        served=decode([at["token_id"]]),
+        preferred=decode([at["judge_top_ids"][0]]),
+        margin=at["lp_judge_max"] - at["lp_judge"],
+        rank=at["judge_rank"],
+        answer=response["text"] or "",
+    )
+
+
+def _select(path: Path, name: str, item_id: str, arm: str) -> list[dict[str, Any]]:
+    table = store.read_table(path, name)
+    rows: list[dict[str, Any]] = table.filter(
+        pc.and_(pc.equal(table["item_id"], item_id), pc.equal(table["arm"], arm))
+    ).to_pylist()
+    return rows
+
+
+def _prompt(root: Path, sets: list[str], item_id: str) -> str:
+    for name in sets:
+        for row in load_set(root / "samplesets" / f"{name}.parquet"):
+            if row["item_id"] == item_id:
+                request = json.loads(row["request"])
+                return str(request.get("prompt") or request["messages"][-1]["content"])
+    return "unknown"
+
+
+def _divergence(item: Divergence) -> Panel:
+    lines = [
+        Text(f"prompt: {_short(item.prompt)}"),
+        Text.assemble(
+            f"token {item.pos}: …{item.before}",
+            (f"⟨{item.served}⟩", "red"),
+            "  where the reference prefers ",
+            (f"⟨{item.preferred}⟩", "green"),
+        ),
+        Text(f"margin {item.margin:.3g} nat, rank {item.rank}"),
+        Text(f"answer: {_short(item.answer)}", style="dim"),
+    ]
+    return Panel(Group(*lines), title=f"{item.item_id} ({item.arm.removeprefix('served_')})", title_align="left")
+
+
+def _short(text: str, limit: int = 240) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"

@@ -1,0 +1,232 @@
+"""The `generate` stage: one instance of one config, from its start to the proof that nothing of it is left.
+
+What a server does to itself (does not start, dies, answers nonsense) is data: it is written down and judged. What is
+done to us (an interrupt, a full disk) is not: the server is stopped and the exception goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from assay.client.openai import ClientPlan, not_sent, probe_generation, send_set
+from assay.config import ClientSpec
+from assay.engines.identity import Identity, changed, measure
+from assay.engines.plan import effective_options, server_environment
+from assay.engines.process import POLL_S, Cleanup, Death, Launch, Probe, Server, StartFailure, serve
+from assay.errors import ServerError, StoreError
+from assay.provenance import provenance
+from assay.records import ResponseStatus
+from assay.samples.lock import load_set
+from assay.store import read_json, table_from_rows, write_json, write_table
+
+log = logging.getLogger(__name__)
+
+LOG_EVERY_S = 15
+LAST_ANSWERS_S = 2  # requests in flight when the server dies break off by themselves; none is waited for longer
+
+Row = dict[str, Any]
+
+
+class Send(Protocol):
+    """`assay.client.openai.send_set`, or a stand-in for it."""
+
+    def __call__(
+        self,
+        plan: ClientPlan,
+        items: Sequence[Mapping[str, Any]],
+        arm: str,
+        concurrency: int,
+        on_result: Callable[[Row], None] | None = None,
+    ) -> Awaitable[list[Row]]: ...
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files of one instance."""
+
+    responses: Path  # Parquet, schema `responses`
+    identity: Path  # JSON: what was served, measured at start and end; how it started; whether it died
+    cleanup: Path  # JSON: how it was stopped, and the proof that it is gone
+    server_log: Path
+
+
+@dataclass
+class _Run:
+    """What is learned of one instance while it lives."""
+
+    rows: list[Row] = field(default_factory=list)
+    start: Identity | None = None
+    end: Identity | None = None
+    ready_s: float | None = None
+    failure: StartFailure | None = None
+    death: Death | None = None
+
+
+def generate(
+    plan_path: Path, set_paths: Sequence[Path], instance: int, outputs: Outputs, send: Send = send_set
+) -> None:
+    """Start instance number `instance` of a serve plan, walk its passes over all items, stop it, write what was seen.
+
+    Every planned item gets a row for every pass, whatever became of the server.
+
+    Args:
+        plan_path: a serve plan (`assay.engines.plan`).
+        set_paths: Parquet files of the sample sets, schema `items`.
+        instance: index into the plan's `instances`.
+        outputs: files to write.
+        send: the client.
+
+    Raises:
+        ServerError: the plan says the config is unsupported.
+        StoreError: a set cannot be read or a result not written; results of earlier runs stay.
+        KeyboardInterrupt, SystemExit: interrupted; the server is stopped and `outputs.cleanup` written first.
+    """
+    plan = read_json(plan_path)
+    if plan["unsupported"] is not None:
+        raise ServerError(f"config '{plan['config']}' is unsupported and cannot be served: {plan['unsupported']}")
+    items = [item for path in set_paths for item in load_set(path)]
+    run = _serve_and_send(plan, items, instance, outputs, send)
+    record = provenance("generate", [plan_path, *set_paths], effective_options(plan)) | {"instance": instance}
+    write_table(outputs.responses, "responses", table_from_rows("responses", run.rows), record)
+    write_json(outputs.identity, _identity_record(plan, instance, run))
+
+
+def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outputs: Outputs, send: Send) -> _Run:
+    spec = ClientSpec.model_validate(plan["client"])
+    base = dict(os.environ)
+    run = _Run()
+    passes = [(f"served_{instance}_{item['name']}", item["concurrency"]) for item in plan["instances"][instance]]
+    _make_cache_folders(plan)
+    try:
+        with serve(launch(plan, base), outputs.server_log, _probe(spec), _recorder(outputs.cleanup)) as server:
+            run.ready_s = server.ready_s
+            run.start = measure(server, plan, base)
+            client = ClientPlan.of(spec, server.base_url, spec.model)
+            for arm, concurrency in passes:
+                run.rows += asyncio.run(_walk(server, client, items, arm, concurrency, send))
+            run.death = server.death()
+            if run.death is None:
+                run.end = measure(server, plan, base)
+    except StartFailure as failure:
+        log.error("%s", failure)
+        run.failure = failure
+        run.rows = [row for arm, _ in passes for row in not_sent(items, arm, f"the server never came: {failure}")]
+    return run
+
+
+def launch(plan: Mapping[str, Any], base: Mapping[str, str]) -> Launch:
+    """What to start for a serve plan, in the environment `base`."""
+    return Launch(
+        argv=tuple(plan["argv"]),
+        env=server_environment(plan, base),
+        host=plan["host"],
+        start_limit_s=plan["limits"]["start_limit_s"],
+        stop_grace_s=plan["limits"]["stop_grace_s"],
+    )
+
+
+async def _walk(
+    server: Server, client: ClientPlan, items: list[Row], arm: str, concurrency: int, send: Send
+) -> list[Row]:
+    """One pass: a row for every item, also when the server dies on the way."""
+    done: dict[str, Row] = {}
+    with _progress(arm, len(items)) as advance:
+
+        def on_result(row: Row) -> None:
+            done[row["item_id"]] = row
+            advance()
+
+        if server.death() is None:
+            task = asyncio.ensure_future(send(client, items, arm, concurrency, on_result))
+            try:
+                while not task.done() and server.death() is None:
+                    await asyncio.wait({task}, timeout=POLL_S)
+                await asyncio.wait({task}, timeout=LAST_ANSWERS_S)
+                if task.done():
+                    return task.result()
+            finally:
+                task.cancel()
+    death = server.death()
+    why = f"{death.message if death else 'the server was gone'} before this request was answered"
+    log.error("%s: %s", arm, why)
+    return [*done.values(), *not_sent([item for item in items if item["item_id"] not in done], arm, why)]
+
+
+def _probe(spec: ClientSpec) -> Probe:
+    async def probe(base_url: str) -> str | None:
+        row = await probe_generation(ClientPlan.of(spec, base_url, spec.model))
+        return None if row["status"] == ResponseStatus.OK else f"{row['status']}: {row['error']}"
+
+    return probe
+
+
+def _recorder(path: Path) -> Callable[[Cleanup], None]:
+    return lambda cleanup: write_json(path, asdict(cleanup))
+
+
+def _make_cache_folders(plan: Mapping[str, Any]) -> None:
+    """Make the folders under `cache_dir` that the server's environment names: not every engine makes its own."""
+    for folder in (value for value in plan["env"].values() if Path(value).is_relative_to(plan["cache_dir"])):
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot make cache folder {folder}: {error.strerror}") from error
+
+
+def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[str, Any]:
+    failure = run.failure
+    return {
+        "instance": instance,
+        "config": plan["config"],
+        "arm": plan["arm"],
+        "start": asdict(run.start) if run.start else None,
+        "end": asdict(run.end) if run.end else None,
+        "changed": changed(run.start, run.end) if run.start and run.end else None,
+        "startup": {
+            "ready": failure is None,
+            "seconds": round(failure.seconds if failure else run.ready_s or 0.0, 3),
+            "failure": None
+            if failure is None
+            else {
+                "kind": failure.kind,
+                "message": str(failure),
+                "exit_code": failure.exit_code,
+                "log_tail": failure.log_tail,
+            },
+        },
+        "died": asdict(run.death) if run.death else None,
+    }
+
+
+@contextmanager
+def _progress(arm: str, total: int) -> Iterator[Callable[[], None]]:
+    """Yield a function that counts one answer: a bar on a terminal, else a log line now and then."""
+    started = shown = time.monotonic()
+    count = 0
+
+    def say() -> None:
+        nonlocal count, shown
+        count += 1
+        if count == total or time.monotonic() - shown > LOG_EVERY_S:
+            shown = time.monotonic()
+            log.info("%s: %d of %d answered after %.0f s", arm, count, total, shown - started)
+
+    if not sys.stderr.isatty():
+        yield say
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(arm, total=total)
+        yield lambda: bar.advance(task)

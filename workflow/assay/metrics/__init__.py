@@ -1,0 +1,1 @@
+"""Metrics: pure functions of arrays. No files, no network, no torch."""

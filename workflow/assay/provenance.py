@@ -1,0 +1,74 @@
+"""Where a result came from: rule, inputs, effective options, tool, host and times. Every stage writes one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import assay
+from assay.canonical import sha256_file, sha256_json
+
+
+@dataclass(frozen=True)
+class GitState:
+    """Commit of the tree a file belongs to; both null where the file is in none."""
+
+    commit: str | None
+    dirty: bool | None
+
+
+def git_state(file: str | Path) -> GitState:
+    """State of the git tree that *tracks* `file`.
+
+    A package installed inside a checkout (`.venv/lib/...`) lies in its tree without belonging to it: that is unknown.
+    """
+    path = Path(file)
+    if _git(path.parent, "ls-files", "--error-unmatch", path.name) is None:
+        return GitState(commit=None, dirty=None)
+    changes = _git(path.parent, "status", "--porcelain")
+    return GitState(commit=_git(path.parent, "rev-parse", "HEAD"), dirty=None if changes is None else bool(changes))
+
+
+def provenance(rule: str, inputs: Iterable[str | Path], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The record that goes into a result's metadata (JSON-able).
+
+    Args:
+        rule: name of the rule that writes the result.
+        inputs: files it was made from; each is hashed.
+        options: every option that was in effect, defaults included.
+
+    `started_utc` is the start of this process (a stage is one process), `finished_utc` is now.
+    """
+    return {
+        "rule": rule,
+        "tool": {"name": "assay", "version": assay.__version__, **asdict(git_state(assay.__file__))},
+        "inputs": {str(path): sha256_file(path) for path in inputs},
+        "options": dict(options),
+        "options_sha256": sha256_json(dict(options)),
+        "host": {
+            "python": platform.python_version(),
+            "system": platform.system(),
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "cpus": os.cpu_count(),
+        },
+        "started_utc": datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds"),
+        "finished_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of a git command in `folder`, or None where there is no git or it fails."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

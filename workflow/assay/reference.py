@@ -1,0 +1,61 @@
+"""Stage `reference`: what the reference itself answers to a sample set, as the judge or as one floor arm."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+
+from assay import store
+from assay.canonical import sha256_json
+from assay.provenance import provenance
+from assay.records import Evidence, ResponseStatus
+from assay.references.causal_lm import CausalLM, arm_settings
+from assay.samples.lock import load_set
+
+log = logging.getLogger(__name__)
+
+
+def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path) -> None:
+    """Generate every item of a sample set with one reference arm and write a `responses` table.
+
+    Args:
+        model_dir: weights and tokenizer in transformers layout.
+        items_path: `items` table of one sample set.
+        arm: `judge` or `<dtype>-<change>`.
+        judge_dtype: dtype of the arm called `judge`.
+        output: Parquet file to write.
+    """
+    settings = arm_settings(arm, judge_dtype)
+    items = {row["item_id"]: row for row in load_set(items_path)}
+    model = CausalLM(model_dir, settings)
+    prompts = {key: model.prompt(key, json.loads(row["request"])) for key, row in items.items()}
+    rows = []
+    for done in model.generate(list(prompts.values())):
+        rows.append(
+            {
+                "item_id": done.item_id,
+                "set_id": items[done.item_id]["set_id"],
+                "arm": arm,
+                "status": ResponseStatus.OK,
+                "finish_reason": done.finish_reason,
+                "evidence": Evidence.E0,
+                "attempts": 1,
+                "prompt_tokens": len(prompts[done.item_id].ids),
+                "output_tokens": len(done.token_ids),
+                "text": model.decode(done.token_ids),
+                "prompt_token_ids": prompts[done.item_id].ids,
+                "token_ids": done.token_ids,
+                "token_logprobs": done.logprobs,
+                "top_token_ids": done.top_ids,
+                "top_logprobs": done.top_logprobs,
+                "output_sha256": sha256_json(done.token_ids),
+            }
+        )
+        log.info("%s: %d of %d items generated", arm, len(rows), len(items))
+    special = {"eos_ids": sorted(model.eos_ids), "bos_id": model.tokenizer.bos_token_id}
+    options = {"arm": arm, "settings": asdict(settings), **special}
+    store.write_table(
+        output, "responses", store.table_from_rows("responses", rows), provenance("reference", [items_path], options)
+    )

@@ -1,0 +1,1 @@
+"""References: the code that served output is judged against, one module per kind."""

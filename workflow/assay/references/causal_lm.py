@@ -1,0 +1,301 @@
+"""The causal language model reference: transformers on the same weights.
+
+It plays three parts. As the *judge* it generates greedily at the highest practical precision and teacher-forces every
+served token. As a *floor arm* it generates again at the server's own dtype with one benign change, so that the spread
+of same-code results is known. A reference arm's output is a `responses` row like a server's, with full evidence (E0).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
+
+from assay.records import JUDGE
+
+TOP_K = 20
+
+
+@dataclass(frozen=True)
+class ArmSettings:
+    """How a reference arm computes. Floor arms differ from the base of their dtype in exactly one field."""
+
+    dtype: str
+    batch: int = 8
+    attention: str = "sdpa"
+    prefill_chunk: int | None = None  # tokens; None: the whole prompt at once
+    alternative_matmul: bool = False  # CPU: without oneDNN; CUDA: with TF32
+
+
+_CHANGES: dict[str, dict[str, Any]] = {
+    "batch": {"batch": 16},
+    "attention": {"attention": "eager"},
+    "chunked": {"prefill_chunk": 16},
+    "matmul": {"alternative_matmul": True},
+}
+
+
+def arm_settings(arm: str, judge_dtype: str) -> ArmSettings:
+    """Settings of the arm called `judge` or `<dtype>-<change>`."""
+    if arm == JUDGE:
+        return ArmSettings(judge_dtype)
+    dtype, _, change = arm.partition("-")
+    return replace(ArmSettings(dtype), **_CHANGES[change])
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution a request asks for, over judge logits."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+    @classmethod
+    def of(cls, request: dict[str, Any]) -> Sampling:
+        """Read from a request's JSON; absent fields are OpenAI's defaults, except that temperature must be given."""
+        return cls(
+            float(request["temperature"]), float(request.get("top_p", 1)), request.get("top_k", 0), request.get("seed")
+        )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the request asks for the most likely token."""
+        return self.temperature == 0
+
+    def logprobs(self, raw: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the asked distribution.
+
+        Args:
+            raw: float32 log-probabilities [..., vocabulary] at temperature 1.
+
+        Returns:
+            float32 [..., vocabulary], -inf outside the support. Greedy requests: `raw` itself. Order of the filters:
+            temperature, then top-k, then top-p (the token that crosses the threshold is kept), as in vLLM and
+            transformers.
+        """
+        if self.greedy:
+            return raw
+        scaled = torch.log_softmax(raw / self.temperature, -1)
+        if self.top_k > 0:
+            kth = scaled.topk(self.top_k, -1).values[..., -1:]
+            scaled = torch.log_softmax(scaled.masked_fill(scaled < kth, -torch.inf), -1)
+        if self.top_p < 1:
+            ordered, order = scaled.sort(-1, descending=True)
+            before = ordered.exp().cumsum(-1) - ordered.exp()
+            outside = torch.zeros_like(scaled, dtype=torch.bool).scatter(-1, order, before >= self.top_p)
+            scaled = torch.log_softmax(scaled.masked_fill(outside, -torch.inf), -1)
+        return scaled
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request, tokenised."""
+
+    item_id: str
+    ids: list[int]
+    max_tokens: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What an arm generated for one prompt."""
+
+    item_id: str
+    token_ids: list[int]
+    logprobs: list[float]  # nat, at temperature 1
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+    finish_reason: str  # "stop" or "length"
+
+
+class Forced(NamedTuple):
+    """The judge's view of one token sequence after its prompt. Arrays of n tokens; names as in `records.TOKENS`."""
+
+    lp_judge: np.ndarray
+    lp_judge_max: np.ndarray
+    judge_rank: np.ndarray
+    entropy: np.ndarray
+    variance: np.ndarray
+    lp_asked: np.ndarray
+    in_support: np.ndarray
+    judge_top_ids: np.ndarray  # [n, 20] int32
+    judge_top_lp: np.ndarray  # [n, 20] float32
+    at: np.ndarray | None = None  # [n, k] judge log-probabilities of the ids asked for, float32
+
+
+class CausalLM:
+    """A transformers model with its tokenizer, loaded one way."""
+
+    def __init__(self, directory: str | Path, settings: ArmSettings) -> None:
+        self.settings = settings
+        self.tokenizer = AutoTokenizer.from_pretrained(directory)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
+        ).eval()
+        eos = GenerationConfig.from_pretrained(directory).eos_token_id
+        self.eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
+
+    # --- text ---
+
+    def prompt(self, item_id: str, request: dict[str, Any]) -> Prompt:
+        """Tokenise a request: chat messages through the model's own template, a raw prompt as it is."""
+        if "messages" in request:
+            encoded = self.tokenizer.apply_chat_template(
+                request["messages"], add_generation_prompt=True, return_dict=True
+            )
+        else:
+            encoded = self.tokenizer(request["prompt"])
+        return Prompt(item_id, list(encoded["input_ids"]), int(request["max_tokens"]), Sampling.of(request))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids` without special tokens, as servers return it."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def retokenise(self, text: str, finish_reason: str) -> list[int] | None:
+        """The ids that `text` encodes to, with the EOS that a finish reason of "stop" implies.
+
+        Returns None where they do not decode to exactly `text` (evidence E3): there is nothing to judge then.
+        """
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) != text:
+            return None
+        return [*ids, min(self.eos_ids)] if finish_reason == "stop" else ids
+
+    # --- generation ---
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Prompt]) -> Iterator[Generation]:
+        """Generate for each prompt, in batches of prompts of like length; the results come in that order."""
+        ordered = sorted(prompts, key=lambda prompt: (len(prompt.ids), prompt.item_id))
+        with self._matmul():
+            for start in range(0, len(ordered), self.settings.batch):
+                yield from self._generate_batch(ordered[start : start + self.settings.batch])
+
+    def _generate_batch(self, prompts: list[Prompt]) -> list[Generation]:
+        longest = max(len(prompt.ids) for prompt in prompts)
+        filler = min(self.eos_ids)
+        ids = torch.tensor([[filler] * (longest - len(prompt.ids)) + prompt.ids for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in prompts])
+        generators = [_generator(prompt.sampling) for prompt in prompts]
+        results = [Generation(prompt.item_id, [], [], [], [], "length") for prompt in prompts]
+        open_rows = set(range(len(prompts)))
+
+        cache = DynamicCache(config=self.model.config)
+        logits = self._prefill(ids, mask, cache)
+        while open_rows:
+            raw = torch.log_softmax(logits.float(), -1)
+            chosen = torch.tensor(
+                [_choose(raw[row], prompt.sampling, generators[row]) for row, prompt in enumerate(prompts)]
+            )
+            top = raw.topk(TOP_K, -1)
+            for row in sorted(open_rows):
+                token = int(chosen[row])
+                results[row].token_ids.append(token)
+                results[row].logprobs.append(float(raw[row, token]))
+                results[row].top_ids.append(top.indices[row].tolist())
+                results[row].top_logprobs.append(top.values[row].tolist())
+                if token in self.eos_ids:
+                    results[row] = replace(results[row], finish_reason="stop")
+                    open_rows.discard(row)
+                elif len(results[row].token_ids) == prompts[row].max_tokens:
+                    open_rows.discard(row)
+            if open_rows:
+                mask = torch.cat([mask, torch.ones(len(prompts), 1, dtype=mask.dtype)], 1)
+                logits = self._step(chosen[:, None], mask, cache)
+        return results
+
+    def _prefill(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+        length = ids.shape[1]
+        bounds = [0, length]
+        if self.settings.prefill_chunk:
+            # A first chunk that holds only padding for some row would leave that row nothing to attend to.
+            first = max(self.settings.prefill_chunk, length - int(mask.sum(1).min()) + 1)
+            bounds = [0, *range(first, length, self.settings.prefill_chunk), length]
+        logits = torch.empty(0)
+        for start, end in itertools.pairwise(bounds):
+            logits = self._step(ids[:, start:end], mask[:, :end], cache)
+        return logits
+
+    def _step(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        output = self.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+        )
+        return output.logits[:, -1]
+
+    # --- teacher forcing ---
+
+    @torch.inference_mode()
+    def force(self, prompt: Prompt, token_ids: Sequence[int], at: np.ndarray | None = None) -> Forced:
+        """The judge's distribution at every token of `token_ids` after `prompt`, by one prefill.
+
+        Args:
+            prompt: the request.
+            token_ids: n >= 1 token ids.
+            at: optional int32 [n, k] ids whose log-probabilities are wanted besides (a server's top-k).
+
+        Returns:
+            float32 arrays of n rows, in nats.
+        """
+        with self._matmul():
+            logits = self.model(
+                input_ids=torch.tensor([[*prompt.ids, *token_ids]]), logits_to_keep=len(token_ids) + 1
+            ).logits[0, :-1]
+        raw = torch.log_softmax(logits.float(), -1)
+        chosen = torch.tensor(token_ids)[:, None]
+        lp = raw.gather(1, chosen)
+        asked = prompt.sampling.logprobs(raw)
+        probability = asked.exp()
+        surprisal = -asked.masked_fill(probability == 0, 0.0)
+        entropy = (probability * surprisal).sum(-1)
+        variance = (probability * surprisal.square()).sum(-1) - entropy.square()
+        lp_asked = asked.gather(1, chosen)[:, 0]
+        top = raw.topk(TOP_K, -1)
+        return Forced(
+            lp_judge=lp[:, 0].numpy(),
+            lp_judge_max=raw.max(-1).values.numpy(),
+            judge_rank=((raw > lp).sum(-1) + 1).numpy().astype(np.int32),
+            entropy=entropy.numpy(),
+            variance=variance.clamp(min=0).numpy(),
+            lp_asked=lp_asked.numpy(),
+            in_support=torch.isfinite(lp_asked).numpy(),
+            judge_top_ids=top.indices.numpy().astype(np.int32),
+            judge_top_lp=top.values.numpy(),
+            at=None if at is None else raw.gather(1, torch.from_numpy(at.astype(np.int64))).numpy(),
+        )
+
+    @contextlib.contextmanager
+    def _matmul(self) -> Iterator[None]:
+        if not self.settings.alternative_matmul:
+            yield
+            return
+        onednn, tf32 = torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32
+        torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32 = False, True
+        try:
+            yield
+        finally:
+            torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32 = onednn, tf32
+
+
+def _generator(sampling: Sampling) -> torch.Generator | None:
+    if sampling.greedy:
+        return None
+    generator = torch.Generator()
+    generator.manual_seed(sampling.seed or 0)
+    return generator
+
+
+def _choose(raw: torch.Tensor, sampling: Sampling, generator: torch.Generator | None) -> int:
+    if generator is None:
+        return int(raw.argmax())
+    return int(torch.multinomial(sampling.logprobs(raw).exp(), 1, generator=generator))

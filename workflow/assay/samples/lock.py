@@ -1,0 +1,80 @@
+"""The committed lock of a sample set, and reading the set under it: every stage that uses a set reads it here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.canonical import sha256_json
+from assay.errors import SampleError
+from assay.store import read_json, read_rows
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """What a sample set is: the recipe and pins it is made from, and every item by hash."""
+
+    set: str
+    recipe_sha256: str  # of the recipe as resolved
+    sources: dict[str, dict[str, Any]]  # source -> pin
+    tokenizer: dict[str, str]  # source, and sha256 of its tokenizer.json
+    items: dict[str, str]  # item id -> sha256 of the canonical row
+    set_sha256: str
+
+
+def read_lock(name: str, folder: str | Path = "samplesets") -> Lock:
+    """The committed lock of set `name`.
+
+    Raises:
+        SampleError: there is none, or it is damaged.
+    """
+    path = lock_path(name, folder)
+    if not path.is_file():
+        raise SampleError(f"sample set '{name}' has no lock ({path}); make one with write_lock and commit it")
+    try:
+        return Lock(**read_json(path))
+    except TypeError:
+        raise SampleError(f"{path} is not a lock of a sample set; restore the committed one") from None
+
+
+def verify_set(parquet: str | Path, lock: Lock) -> list[Row]:
+    """The items of a sample set, after every one has been compared with the lock.
+
+    Raises:
+        SampleError: an item is changed, missing or not in the lock; the first such is named.
+    """
+    rows = read_rows(parquet, "items")
+    compare_items(str(parquet), lock, {row["item_id"]: sha256_json(row) for row in rows})
+    if len(rows) != len(lock.items):
+        raise SampleError(f"{parquet} holds an item twice; remove it and run again to rebuild it")
+    return rows
+
+
+def load_set(parquet: str | Path) -> list[Row]:
+    """The items of a sample set, compared with the lock that lies beside its Parquet file."""
+    path = Path(parquet)
+    return verify_set(path, read_lock(path.stem, path.parent))
+
+
+def lock_path(name: str, folder: str | Path) -> Path:
+    """Where the lock of set `name` lies."""
+    return Path(folder) / f"{name}.lock.json"
+
+
+def compare_items(what: str, lock: Lock, found: Mapping[str, str]) -> None:
+    """Compare items (id -> sha256 of the canonical row) with the lock; `what` names them in the message.
+
+    Raises:
+        SampleError: an item is changed, missing or not in the lock; the first such is named.
+    """
+    for item in sorted(lock.items.keys() | found.keys()):
+        if found.get(item) != lock.items.get(item):
+            problem = "is missing" if item not in found else "is not in it" if item not in lock.items else "differs"
+            raise SampleError(
+                f"{what} does not match the lock of '{lock.set}': item {item} {problem}. "
+                "Remove the file to rebuild it; if the set was changed on purpose, lock it again."
+            )

@@ -1,0 +1,139 @@
+"""The manifest of a fetched source: which pin it came from and what every file of it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.canonical import sha256_file
+from assay.config import Source
+from assay.errors import SourceError
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a source directory holds."""
+
+    source: str
+    kind: str
+    pin: dict[str, Any]  # the source's entry in config/sources.yaml, less kind and licence
+    licence: str
+    files: dict[str, SourceFile]  # path relative to the directory -> file
+
+
+def pin_of(source: Source) -> dict[str, Any]:
+    """What makes `source` immutable: its configuration without kind and licence."""
+    return source.model_dump(mode="json", exclude={"kind", "licence"})
+
+
+def make_manifest(name: str, source: Source, directory: Path) -> Manifest:
+    """The manifest of the files now in `directory`."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = {
+        path.relative_to(directory).as_posix(): SourceFile(sha256_file(path), path.stat().st_size) for path in paths
+    }
+    return Manifest(name, source.kind, pin_of(source), source.licence, files)
+
+
+def write_manifest(manifest: Manifest, directory: Path) -> None:
+    """Write `manifest` into `directory`."""
+    text = json.dumps(asdict(manifest), indent=2, sort_keys=True, ensure_ascii=False)
+    (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def read_manifest(directory: str | Path) -> Manifest:
+    """The manifest of a fetched source.
+
+    Raises:
+        SourceError: the directory was not fetched, or its manifest is damaged.
+    """
+    path = Path(directory) / MANIFEST
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        files = {name: SourceFile(**file) for name, file in values.pop("files").items()}
+        return Manifest(files=files, **values)
+    except OSError as error:
+        raise SourceError(f"{directory} holds no fetched source ({path.name}: {error.strerror}); fetch it") from None
+    except (ValueError, KeyError, TypeError):
+        raise SourceError(f"{path} is damaged; remove {directory} and fetch it again") from None
+
+
+def verify_manifest(directory: str | Path, source: Source | None = None) -> Manifest:
+    """The manifest of `directory`, after hashing every file again; with `source`, its pin must be the manifest's too.
+
+    Raises:
+        SourceError: a file is missing or changed, or the pin has moved since the fetch.
+    """
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    if source is not None and pin_of(source) != manifest.pin:
+        raise SourceError(f"{directory} was fetched from another pin than config/sources.yaml has now; fetch it again")
+    check_hashes(manifest.source, directory, {path: file.sha256 for path, file in manifest.files.items()})
+    return manifest
+
+
+def check_hashes(name: str, directory: Path, expected: Mapping[str, str]) -> None:
+    """Raise SourceError for the first file of `expected` (path -> sha256) that is missing or differs."""
+    for path, sha256 in sorted(expected.items()):
+        file = directory / path
+        if not file.is_file():
+            raise SourceError(f"source '{name}': file {path} is missing in {directory.name or directory}")
+        check_sha256(name, path, sha256, sha256_file(file))
+
+
+def check_sha256(name: str, what: str, expected: str, found: str) -> None:
+    """Raise SourceError unless `found` is the `expected` sha256."""
+    if found != expected:
+        raise SourceError(
+            f"source '{name}': wrong sha256 of {what}: expected {expected}, found {found}. Nothing was kept. "
+            "Fetch again in case it was damaged on the way; if it was replaced upstream on purpose, check the new "
+            "content and pin its hash in config/sources.yaml."
+        )
+
+
+@contextmanager
+def staged_directory(destination: Path) -> Iterator[Path]:
+    """Yield a new directory beside `destination`; move it there on success, remove it otherwise.
+
+    What a killed process left of an earlier attempt is removed first. What stood at `destination` is replaced at the
+    end only. Files get mode 0644 and directories 0755, whatever wrote them.
+
+    Raises:
+        SourceError: the disk is full or the place is not writable.
+    """
+    staging: Path | None = None
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        for left in destination.parent.glob(f".{destination.name}.*.partial"):
+            shutil.rmtree(left)
+        prefix = f".{destination.name}."
+        staging = Path(tempfile.mkdtemp(prefix=prefix, suffix=".partial", dir=destination.parent))
+        yield staging
+        staging.chmod(0o755)
+        for path in staging.rglob("*"):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() else 0o644)
+        if destination.exists():
+            shutil.rmtree(destination)
+        staging.rename(destination)
+    except OSError as error:
+        raise SourceError(f"cannot write {destination}: {error.strerror or error}. Nothing was kept.") from error
+    finally:
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,138 @@
+"""Stage `verdict`: scores, floor and what is known about the servers become one verdict file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import assay
+from assay import store
+from assay.config import TextGates, parse
+from assay.explain import run_of
+from assay.gate import read_verdict
+from assay.provenance import git_state, provenance
+from assay.records import JUDGE, ResponseStatus
+from assay.samples.lock import load_set
+from assay.verdicts.decide import RunFacts, judge_run, unsupported_verdict
+from assay.verdicts.model import Cleanup, ConfigInfo, Death, Determinism, Instance, Startup, Tool, Verdict
+from assay.verdicts.planted import CONTROLS
+from assay.verdicts.scoretable import floor_margins
+from assay.verdicts.verify import Difference, read_scores
+from assay.verdicts.verify import verify as verify_verdict
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files that a verdict is decided from; lists have one entry a server instance."""
+
+    plan: Path
+    sets: list[Path]
+    responses: list[Path]
+    identities: list[Path]
+    cleanups: list[Path]
+    scores: Path
+    floor: Path
+
+
+def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
+    """The verdict on one run.
+
+    Args:
+        files: what the run left.
+        options: scoring options in effect (`assay.config.TextGates`).
+    """
+    plan = store.read_provenance(files.responses[0])["options"]
+    items = sorted(row["item_id"] for path in files.sets for row in load_set(path))
+    rows = [row for path in files.responses for row in store.read_rows(path, "responses", _COLUMNS)]
+    inputs = [*files.sets, *files.responses, *files.identities, *files.cleanups, files.scores, files.floor]
+    gates: TextGates = parse(TextGates, dict(options), "gate options")
+    facts = RunFacts(
+        config=_config_info(plan),
+        dtype=plan["dtype"],
+        instances=tuple(
+            _instance(number, passes, store.read_json(identity), store.read_json(cleanup))
+            for number, (passes, identity, cleanup) in enumerate(
+                zip(plan["instances"], files.identities, files.cleanups, strict=True)
+            )
+        ),
+        floor_arms=tuple(arm for arm in plan["reference"]["arms"] if arm != JUDGE),
+        controls=tuple((control.name, gate) for control in CONTROLS for gate in control.gates),
+        options=gates,
+        failures={
+            (row["arm"], row["item_id"]): f"{row['status']}: {row['error'] or 'no further word'}"
+            for row in rows
+            if row["status"] != ResponseStatus.OK
+        },
+        determinism=_determinism(rows),
+    )
+    return judge_run(
+        read_scores(files.scores, items),
+        floor_margins(store.iter_tables(files.floor, "floor")),
+        facts,
+        _tool(),
+        provenance("verdict", inputs, {"run": plan, "scoring": gates.model_dump(mode="json")}),
+    )
+
+
+def refuse(plan: Mapping[str, Any]) -> Verdict:
+    """The verdict on a config that cannot be judged yet."""
+    return unsupported_verdict(ConfigInfo(name=plan["config"], family=plan["family"]), plan["unsupported"], _tool())
+
+
+def verify(path: Path) -> list[Difference]:
+    """Fields of a verdict file that its stored scores do not give."""
+    run = run_of(path)
+    return verify_verdict(read_verdict(path), run.scores, run.floor)
+
+
+_COLUMNS = ["item_id", "arm", "status", "output_sha256", "error"]
+
+
+def _tool() -> Tool:
+    state = git_state(assay.__file__)
+    return Tool(version=assay.__version__, commit=state.commit, dirty=state.dirty)
+
+
+def _config_info(plan: Mapping[str, Any]) -> ConfigInfo:
+    return ConfigInfo(
+        name=plan["config"],
+        family=plan["family"],
+        arm=plan["arm"],
+        modality=plan["modality"],
+        model=plan["model"]["name"],
+        dtype=plan["dtype"],
+        tier=plan["tier"],
+        fault=plan["fault"],
+    )
+
+
+def _instance(number: int, passes: list[dict[str, Any]], identity: dict[str, Any], cleanup: dict[str, Any]) -> Instance:
+    return Instance(
+        instance=number,
+        arms=[f"served_{number}_{item['name']}" for item in passes],
+        startup=Startup.model_validate(identity["startup"]),
+        died=Death(message=identity["died"]["message"]) if identity["died"] else None,
+        changed=identity["changed"] or [],
+        cleanup=Cleanup(**{name: cleanup[name] for name in Cleanup.model_fields}),
+        identity=identity["start"] or {},
+    )
+
+
+def _determinism(rows: list[dict[str, Any]]) -> Determinism:
+    """Share of items whose output is the same bytes alone and under load, and under load on both instances."""
+    outputs: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if row["output_sha256"]:
+            outputs.setdefault(row["arm"], {})[row["item_id"]] = row["output_sha256"]
+
+    def identical(a: str, b: str) -> tuple[float | None, int]:
+        left, right = outputs.get(a, {}), outputs.get(b, {})
+        shared = left.keys() & right.keys()
+        same = sum(left[key] == right[key] for key in shared)
+        return (same / len(shared) if shared else None), len(shared)
+
+    under_load, n = identical("served_0_alone", "served_0_load")
+    across, m = identical("served_0_load", "served_1_load")
+    return Determinism(under_load_identical=under_load, cross_instance_identical=across, n=max(n, m))

@@ -1,0 +1,1 @@
+"""Verdicts: scores and floors to gates, gates to one verdict, and the check that recomputes it."""

@@ -1,0 +1,364 @@
+"""The verdict JSON, typed. Every number is finite or null; unknown keys are refused; coverage closes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
+
+from assay.config import TextGates
+from assay.errors import StoreError
+from assay.records import Status
+
+SCHEMA_VERSION: Literal["assay/verdict/1"] = "assay/verdict/1"
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Strict(BaseModel):
+    """Base of every part of a verdict."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Tool(Strict):
+    """The program that wrote a verdict."""
+
+    name: str = "assay"
+    version: str
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+class ConfigInfo(Strict):
+    """What was judged. Everything but the name is null for a config that cannot be judged yet."""
+
+    name: str
+    family: str | None = None
+    arm: str | None = None
+    modality: str | None = None
+    model: str | None = None
+    dtype: str | None = None
+    tier: str | None = None
+    fault: str | None = None
+
+
+class Claim(Strict):
+    """What the verdict claims about the rate of bad items: a bound, never a proof."""
+
+    unit: Literal["item"] = "item"
+    bad: Count
+    n: Count
+    rate_upper95: Finite
+    method: Literal["clopper_pearson_one_sided"] = "clopper_pearson_one_sided"
+
+
+class Caveat(Strict):
+    """A limitation the reader must know of."""
+
+    code: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    detail: str
+    gate: str | None = None
+
+
+class Unscored(Strict):
+    """A planned request without a scored response."""
+
+    item_id: str
+    arm: str
+    reason: str
+
+
+class Coverage(Strict):
+    """Planned requests (items x passes of every instance), and what became of each."""
+
+    planned: Count
+    scored: Count
+    failed: list[Unscored] = Field(default=[], description="Answered wrongly or not at all, and recorded as such")
+    missing: list[Unscored] = Field(default=[], description="No record at all")
+
+    @model_validator(mode="after")
+    def _closes(self) -> Coverage:
+        found = self.scored + len(self.failed) + len(self.missing)
+        if found != self.planned:
+            raise ValueError(f"coverage does not close: planned {self.planned}, accounted for {found}")
+        listed = [(entry.item_id, entry.arm) for entry in (*self.failed, *self.missing)]
+        if len(set(listed)) != len(listed):
+            raise ValueError("coverage lists a request twice")
+        return self
+
+
+class EvidenceSummary(Strict):
+    """How much the served responses prove, counted over items and passes."""
+
+    level_counts: dict[str, Count]
+    prompt_by_ids: Count
+    prompt_by_count: Count
+    prompt_unchecked: Count
+
+
+class Threshold(Strict):
+    """Where the line is, and why there."""
+
+    value: Finite | None
+    source: Literal["floor", "device_profile", "fallback_strictest", "absolute", "declared"]
+    kappa: Finite | None = None
+    detail: str
+
+
+class FloorSummary(Strict):
+    """The floor a threshold was cut from."""
+
+    arms: list[str]
+    arms_effective: Count = Field(description="Arms that differ from one another in any score")
+    n_items: Count
+    n_values: Count
+    q50: Finite | None
+    q99: Finite | None
+    max: Finite | None
+    cap: Finite | None = None
+    method: str
+
+
+class GateTest(Strict):
+    """The statistical test of a gate."""
+
+    name: Literal["B", "C", "R", "P", "N", "Q", "M", "binomial", "surprisal_z"]
+    alpha: Finite
+    p: Finite | None = None
+    p_holm: Finite | None = None
+    rank_p: Finite | None = Field(default=None, description="Test R on the same scores; it never fails a gate alone")
+    ci_low: Finite | None = None
+    ci_high: Finite | None = None
+    ci_level: Finite | None = None
+    n: Count
+    seed: int | None = None
+    permutations: int | None = None
+
+
+class Confirm(Strict):
+    """The same gate on another server instance."""
+
+    performed: bool
+    arm: str | None = None
+    p: Finite | None = None
+    reproduced_items: list[str] = []
+
+
+class WorstItem(Strict):
+    """An item to look at first."""
+
+    item_id: str
+    value: Finite | None = Field(
+        description="null: infinite, the item failed or the judge gives a token no probability"
+    )
+    pos: int | None = Field(default=None, description="Token position of the worst margin")
+
+
+class Diagnosis(Strict):
+    """A hint at the cause."""
+
+    hint: str
+    gain: Finite | None = None
+
+
+class Gate(Strict):
+    """One named check of one pass."""
+
+    id: str
+    arm: str
+    metric: str
+    severity: Literal["hard", "gate", "info"]
+    required: bool
+    status: Status
+    statistic: str
+    value: Finite | None
+    unit: str
+    direction: Literal["lower_better", "higher_better"] = "lower_better"
+    threshold: Threshold | None = None
+    floor: FloorSummary | None = None
+    test: GateTest | None = None
+    confirm: Confirm | None = None
+    worst_items: list[WorstItem] = []
+    diagnosis: list[Diagnosis] = []
+    caveats: list[Caveat] = []
+    detail: str = Field(description="One sentence a person understands")
+
+
+class PositiveControl(Strict):
+    """A fault planted in the reference's own output, which its gate must fail."""
+
+    fault: str
+    gate: str
+    expected: Literal["FAIL"] = "FAIL"
+    got: Status | Literal["not_applicable"]
+    detail: str
+
+
+class NegativeControl(Strict):
+    """A floor arm judged as if served, which no gate may fail."""
+
+    arm: str
+    gate: str
+    got: Status | Literal["not_applicable"]
+    p: Finite | None = None
+    detail: str
+
+
+class Controls(Strict):
+    """The proof that the gates of this very run see faults and leave healthy output alone."""
+
+    positive: list[PositiveControl] = []
+    negative: list[NegativeControl] = []
+    null_p_ks: Finite | None = Field(
+        default=None,
+        description="One-sided KS of the negative controls' p-values against U(0, 1), from 20 on; p-values of one arm "
+        "depend on one another, so this is reported and decides nothing",
+    )
+
+
+class Determinism(Strict):
+    """Share of items whose output is the same bytes; null where there was nothing to compare. Never required."""
+
+    under_load_identical: Finite | None
+    cross_instance_identical: Finite | None
+    n: Count
+
+
+class StartupFailure(Strict):
+    """Why a server never got ready."""
+
+    kind: Literal["exited", "not_ready", "port_taken", "cannot_start"]
+    message: str
+    exit_code: int | None = None
+    log_tail: str | None = None
+
+
+class Startup(Strict):
+    """How a server came up."""
+
+    ready: bool
+    seconds: Finite | None = None
+    failure: StartupFailure | None = None
+
+
+class Cleanup(Strict):
+    """How a server was stopped, and what it left."""
+
+    stopped_by: str | None = Field(description="'exited', or the last signal that was needed")
+    clean: bool
+    leftover: list[JsonValue] = []
+    port_free: bool
+    seconds: Finite | None = None
+    exit_code: int | None = None
+
+
+class Death(Strict):
+    """A server that ended while requests were still planned."""
+
+    message: str
+    exit_code: int | None = None
+    log_tail: str | None = None
+
+
+class Instance(Strict):
+    """One server process tree."""
+
+    instance: int
+    arms: list[str] = Field(description="Passes it served, as arms of the score table")
+    startup: Startup
+    died: Death | None = None
+    changed: list[str] = Field(default=[], description="Identity fields that differ between start and end")
+    cleanup: Cleanup
+    identity: dict[str, JsonValue] = Field(default={}, description="As measured at start and end")
+
+    @classmethod
+    def measured(cls, identity: dict[str, Any], cleanup: dict[str, Any], arms: list[str]) -> Instance:
+        """From the content of identity.json and cleanup.json. A server that lived and whose identity was not measured
+        at the end counts as changed: nothing proves that it was not."""
+        changed = identity["changed"]
+        lived = identity["startup"]["ready"] and identity["died"] is None
+        unproven = ["identity at the end (not measured)"] if lived else []
+        return cls.model_validate(
+            {
+                "instance": identity["instance"],
+                "arms": arms,
+                "startup": identity["startup"],
+                "died": identity["died"],
+                "changed": unproven if changed is None else changed,
+                "cleanup": cleanup,
+                "identity": {"start": identity["start"], "end": identity["end"]},
+            }
+        )
+
+
+class Samples(Strict):
+    """The planned items."""
+
+    planned: Count
+    items_sha256: str
+    greedy: Count = 0
+    sampled: Count = 0
+    needles: Count = 0
+
+
+class Reference(Strict):
+    """The judge's side."""
+
+    floor_arms: list[str]
+    known: list[str] = Field(default=[], description="Problems known before scoring (hashes, missing weights)")
+    problems: list[str] = Field(default=[], description="Why the reference cannot be trusted; any is an ERROR")
+
+
+class Verdict(Strict):
+    """One verdict on one config."""
+
+    schema_version: Literal["assay/verdict/1"] = SCHEMA_VERSION
+    tool: Tool
+    config: ConfigInfo
+    verdict: Status
+    reason: str = Field(min_length=1, description="One machine-built sentence")
+    claim: Claim | None = None
+    caveats: list[Caveat] = []
+    coverage: Coverage
+    evidence: EvidenceSummary | None = None
+    gates: list[Gate] = []
+    controls: Controls = Controls()
+    determinism: Determinism | None = None
+    instances: list[Instance] = []
+    reference: Reference | None = None
+    samples: Samples
+    options: TextGates | None = None
+    options_sha256: str | None = None
+    provenance: dict[str, JsonValue] = Field(default={}, description="Inputs with sha256, host, times; set by the rule")
+
+    @model_validator(mode="after")
+    def _is_for_a_config(self) -> Verdict:
+        if self.verdict is Status.SKIPPED_OPTIONAL:
+            raise ValueError("SKIPPED_OPTIONAL is a status of gates only")
+        if self.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT) and self.coverage.scored < self.coverage.planned:
+            raise ValueError("a pass needs every planned request scored")
+        return self
+
+
+def parse_verdict(value: Any, where: str) -> Verdict:
+    """A verdict as read from JSON.
+
+    Raises:
+        StoreError: a key is unknown or missing, or a value is wrong; each is named.
+    """
+    try:
+        return TypeAdapter(Verdict).validate_python(value)
+    except ValidationError as error:
+        lines = (f"{where}: {'.'.join(map(str, item['loc'])) or 'verdict'}: {item['msg']}" for item in error.errors())
+        raise StoreError("\n".join(lines)) from None
+
+
+def verdict_schema() -> dict[str, Any]:
+    """JSON Schema of the verdict file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "verdict",
+        **Verdict.model_json_schema(),
+    }

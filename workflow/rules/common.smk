@@ -1,0 +1,151 @@
+# Look-ups that rules share. Functions only; the configuration is read and checked once, here.
+from snakemake.exceptions import WorkflowError
+
+from assay import config as assay_config
+from assay.engines.plan import serve_plan
+from assay.errors import AssayError
+from assay.fingerprint import fingerprint
+from assay.samples.recipe import read_recipe
+from assay.store import read_json
+
+
+def for_people(function, *arguments):
+    """Call a library function; a user's mistake becomes one message without a traceback."""
+    try:
+        return function(*arguments)
+    except AssayError as error:
+        raise WorkflowError(str(error)) from None
+
+
+CONFIG = for_people(assay_config.load, config)
+CONFIG_PATTERN = r"[a-z0-9][a-z0-9_.-]*(\+[a-z0-9_]+)?"
+
+
+def all_verdicts():
+    """A verdict for every known config, unsupported ones included."""
+    return [f"results/verdicts/{name}.json" for name in CONFIG.configs]
+
+
+def code(stage):
+    """Digest of the code that a stage runs, for its params."""
+    return fingerprint(f"workflow/scripts/{stage}.py")
+
+
+def manifest(source):
+    return f"resources/{source}/manifest.json"
+
+
+def plan(wildcards):
+    """The serve plan: from the configuration, or, when rescoring, as the run recorded it."""
+    if CONFIG.settings.rescore:
+        return for_people(read_json, f"results/serve/{wildcards.config}.json")
+    return for_people(serve_plan, CONFIG, wildcards.config)
+
+
+def is_supported(wildcards):
+    return plan(wildcards)["unsupported"] is None
+
+
+def sets_of(wildcards):
+    """Sample sets that a config is judged on."""
+    return [f"samplesets/{name}.parquet" for name in plan(wildcards)["sets"]]
+
+
+def reference_files(folder):
+    """Input function: one file per sample set and reference arm of a config."""
+
+    def files(wildcards):
+        chosen = plan(wildcards)
+        return [
+            f"{folder}/{chosen['family']}/{name}/{arm}.parquet"
+            for name in chosen["sets"]
+            for arm in chosen["reference"]["arms"]
+        ]
+
+    return files
+
+
+def instance_files(folder, suffix):
+    """Input function: one file per server instance of a config."""
+
+    def files(wildcards):
+        count = len(plan(wildcards)["instances"])
+        return [f"{folder}/{wildcards.config}/{number}{suffix}" for number in range(count)]
+
+    return files
+
+
+def gate_options(wildcards):
+    """Scoring options in effect today."""
+    resolved = for_people(CONFIG.resolve, wildcards.config)
+    return None if resolved.unsupported else resolved.gates.model_dump(mode="json")
+
+
+def served_manifest(wildcards):
+    """Manifest of the weights that a config's server loads."""
+    chosen = plan(wildcards)
+    return [] if chosen["unsupported"] else manifest(chosen["model"]["source"])
+
+
+def served_environment(wildcards):
+    """Manifest of the environment that a config's server runs in; the project's own has none."""
+    name = plan(wildcards)["environment"]["name"]
+    return [] if name == "project" else f"resources/environments/{name}/manifest.json"
+
+
+def recipe(wildcards):
+    """A sample set's recipe, subsets resolved."""
+    return for_people(read_recipe, wildcards.set).model_dump(mode="json")
+
+
+def recipe_sources(wildcards):
+    """Manifests of the sources that a sample set is picked from."""
+    recipe = for_people(read_recipe, wildcards.set)
+    return [manifest(name) for name in sorted({*recipe.sources, recipe.tokenizer})]
+
+
+def source_pin(wildcards):
+    return for_people(assay_config.lookup, CONFIG.sources, wildcards.source, "source").model_dump(mode="json")
+
+
+def origins(wildcards):
+    """Manifest of the source that a converted source is made from."""
+    origin = source_pin(wildcards).get("origin")
+    return manifest(origin) if origin else []
+
+
+def judge_manifest(wildcards):
+    """Manifest of the weights that judge a config."""
+    return family_manifest(plan(wildcards)["family"])
+
+
+def reference_manifest(wildcards):
+    """Manifest of the weights that a family's reference loads."""
+    return family_manifest(wildcards.family)
+
+
+def family_manifest(family):
+    return manifest(CONFIG.families[family].model.weights["transformers"])
+
+
+def judge_dtype(wildcards):
+    return CONFIG.families[wildcards.family].reference.dtype
+
+
+def served_judge_dtype(wildcards):
+    return CONFIG.families[plan(wildcards)["family"]].reference.dtype
+
+
+def verdict_inputs(wildcards):
+    """What a verdict is decided from; an unsupported config has its plan alone."""
+    files = {"plan": f"results/serve/{wildcards.config}.json"}
+    if plan(wildcards)["unsupported"]:
+        return files
+    return files | {
+        "scores": f"results/scores/{wildcards.config}.parquet",
+        "floor": f"results/floors/{wildcards.config}.parquet",
+        "responses": instance_files("results/outputs", ".parquet")(wildcards),
+        "identities": instance_files("results/outputs", ".identity.json")(wildcards),
+        "cleanups": instance_files("results/outputs", ".cleanup.json")(wildcards),
+        "sets": sets_of(wildcards),
+    }

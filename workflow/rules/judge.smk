@@ -1,0 +1,44 @@
+rule judge:
+    input:
+        model=judge_manifest,
+        sets=sets_of,
+        responses="results/outputs/{config}/{instance}.parquet",
+    output:
+        tokens="results/judged/{config}/{instance}.parquet",
+    log:
+        "logs/judge/{config}/{instance}.log",
+    benchmark:
+        "benchmarks/judge/{config}/{instance}.tsv"
+    threads: CONFIG.site.threads
+    resources:
+        mem_mb=3000,
+        runtime=60,
+        models=1,
+    params:
+        dtype=served_judge_dtype,
+        code=code("judge"),
+    script:
+        "../scripts/judge.py"
+
+
+rule judge_reference:
+    input:
+        model=reference_manifest,
+        sets="samplesets/{set}.parquet",
+        responses="results/reference/{family}/{set}/{arm}.parquet",
+    output:
+        tokens="results/judged/reference/{family}/{set}/{arm}.parquet",
+    log:
+        "logs/judge_reference/{family}/{set}/{arm}.log",
+    benchmark:
+        "benchmarks/judge_reference/{family}/{set}/{arm}.tsv"
+    threads: CONFIG.site.threads
+    resources:
+        mem_mb=3000,
+        runtime=60,
+        models=1,
+    params:
+        dtype=judge_dtype,
+        code=code("judge"),
+    script:
+        "../scripts/judge.py"

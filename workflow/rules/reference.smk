@@ -1,0 +1,20 @@
+rule reference:
+    input:
+        model=reference_manifest,
+        sets="samplesets/{set}.parquet",
+    output:
+        responses="results/reference/{family}/{set}/{arm}.parquet",
+    log:
+        "logs/reference/{family}/{set}/{arm}.log",
+    benchmark:
+        "benchmarks/reference/{family}/{set}/{arm}.tsv"
+    threads: CONFIG.site.threads
+    resources:
+        mem_mb=3000,
+        runtime=60,
+        models=1,
+    params:
+        judge_dtype=judge_dtype,
+        code=code("reference"),
+    script:
+        "../scripts/reference.py"

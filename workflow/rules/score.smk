@@ -1,0 +1,22 @@
+rule score:
+    input:
+        sets=sets_of,
+        responses=instance_files("results/outputs", ".parquet"),
+        tokens=instance_files("results/judged", ".parquet"),
+        reference_responses=reference_files("results/reference"),
+        reference_tokens=reference_files("results/judged/reference"),
+    output:
+        scores="results/scores/{config}.parquet",
+        floor="results/floors/{config}.parquet",
+    log:
+        "logs/score/{config}.log",
+    benchmark:
+        "benchmarks/score/{config}.tsv"
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    params:
+        options=gate_options,
+        code=code("score"),
+    script:
+        "../scripts/score.py"

@@ -1,0 +1,11 @@
+"""Exit 1 unless every verdict passes."""
+
+from assay.stage import stage
+
+with stage(snakemake.log[0]):
+    from assay.errors import AssayError
+    from assay.gate import check
+
+    allowed = snakemake.params.accepted_caveats
+    if lines := check(snakemake.input.verdicts, None if allowed is None else set(allowed)):
+        raise AssayError("not every verdict passes:\n  " + "\n  ".join(lines))
