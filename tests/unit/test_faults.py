@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import tiny
 from served import served
@@ -160,7 +162,7 @@ def test_seed_faults_do_what_they_say(folder):
 
 
 def test_the_configured_faults_are_the_ones_the_server_has():
-    content = read_yaml("config/faults.yaml")
+    content = read_yaml(Path(__file__).parents[2] / "config" / "faults.yaml")
     configured = [parse(Fault, value, f"faults.yaml: {name}") for name, value in content.items()]
     for entry in configured:
         plant(entry.argument)  # raises on an unknown name or a wrong value
