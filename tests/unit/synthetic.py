@@ -206,7 +206,7 @@ def _rows(items: list[str], arm: str, metric: str, part: Columns) -> pa.Table:
             "set_id": pa.repeat("set", n),
             "arm": pa.repeat(arm, n),
             "metric": pa.repeat(metric, n),
-            "value": pa.array(values, from_pandas=True),
+            "value": pa.array(values, mask=np.isnan(values)),
             "flag": pa.array(part.flags[metric]),
             "unit": pa.repeat("nat", n),
             "direction": pa.array(np.full(n, -1, np.int8)),

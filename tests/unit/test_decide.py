@@ -98,6 +98,7 @@ def test_a_response_without_any_record_is_missing():
     verdict = judge_run(ScoreTable.from_tables([rows], world.items), world.margins(), world.facts(), TOOL)
     assert verdict.verdict is Status.FAIL
     assert [entry.item_id for entry in verdict.coverage.missing] == ["item-000001"]
+    assert [gate.arm for gate in verdict.gates if gate.status is Status.FAIL] == ["served_1_load"]
 
 
 def test_a_server_that_dies_mid_run_fails_coverage_and_the_reason_says_so():

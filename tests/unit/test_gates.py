@@ -12,7 +12,7 @@ from assay.records import Status
 from assay.verdicts import gates as g
 from assay.verdicts.model import Gate
 from assay.verdicts.scoretable import ScoreTable
-from assay.verdicts.trial import cut_floor
+from assay.verdicts.trial import Draft, cut_floor, settle
 
 FIRST = ALL_SERVED[0]
 
@@ -237,6 +237,34 @@ def test_soft_threshold_is_the_tenth_largest_floor_margin():
     world = World(n=100)
     pooled = np.sort(np.concatenate([world.tokens[arm].ravel() for arm in world.floor_arms]))
     assert gates(world)["G-soft"].threshold.value == max(pooled[-10], OPTIONS.resolution_nat["bfloat16"])
+
+
+def test_the_soft_threshold_is_never_below_the_resolution():
+    world = World(dtype="float32")
+    world.add(world.floor_arms[0], margins=np.where(world.rng.random(world.gaps.shape) < 0.1, 1e-6, 0.0))
+    assert gates(world)["G-soft"].threshold.value == 1e-4
+
+
+def test_a_significant_trend_of_margins_below_the_resolution_is_no_fault():
+    world = World(dtype="float32")
+    margins = np.zeros(world.gaps.shape)
+    margins[:, 48:] = 5e-5
+    found = gates(rescore(world, margins))["G-trend"]
+    assert found.test.p < OPTIONS.alpha_soft
+    assert found.status is Status.PASS
+
+
+@pytest.mark.parametrize(("p", "status"), [(0.004, Status.FAIL), (0.007, Status.PASS)])
+def test_a_single_test_fails_below_the_level_of_its_gate_only(p, status):
+    gate = gates(World())["G-mean"].model_copy(update={"caveats": []})
+    (settled,) = settle([Draft(gate=gate, p=p, effect=True)], OPTIONS)
+    assert settled.status is status
+
+
+def test_twenty_tests_at_once_need_a_smaller_p():
+    gate = gates(World())["G-mean"]
+    drafts = [Draft(gate=gate, p=0.004, effect=True), *[Draft(gate=gate, p=0.5)] * 19]
+    assert settle(drafts, OPTIONS)[0].status is Status.PASS  # Holm: 20 x 0.004
 
 
 # --- evidence ---
