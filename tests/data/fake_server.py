@@ -1,10 +1,12 @@
 """A tiny OpenAI-style server that misbehaves on demand; started by tests as an arm's command."""
 
 import argparse
+import ctypes
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +21,7 @@ parser.add_argument("--hang", action="store_true", help="takes a generation requ
 parser.add_argument("--die-at-request", type=int)
 parser.add_argument("--stubborn", action="store_true", help="ignores SIGINT and SIGTERM")
 parser.add_argument("--escape", type=Path, help="fork twice into a new session; write the worker's pid here")
+parser.add_argument("--linger", type=float, help="on SIGINT the first thread ends at once, another so much later")
 options = parser.parse_args()
 
 print("loading weights", flush=True)
@@ -27,6 +30,17 @@ if options.die_loading:
 if options.stubborn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if options.linger:
+
+    def last_thread():
+        time.sleep(options.linger)
+        os._exit(0)
+
+    def end_first_thread(*_):
+        threading.Thread(target=last_thread).start()
+        ctypes.CDLL(None).pthread_exit(None)
+
+    signal.signal(signal.SIGINT, end_first_thread)
 if options.escape and os.fork() == 0:
     os.setsid()
     if os.fork() == 0:

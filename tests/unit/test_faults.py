@@ -131,9 +131,12 @@ def test_batch_faults_show_under_load_only(folder, clean, clean_load, fault):
     assert "ids" in changed(answers(folder, fault, concurrency=8), clean_load)
 
 
-def test_swapped_answers_belong_to_other_requests(folder, clean_load):
-    right = [row["token_ids"] for row in clean_load]
-    found = [row["token_ids"] for row in answers(folder, "swapped", concurrency=8)]
+def test_swapped_answers_belong_to_other_requests_and_all_arrive(folder):
+    requests = [chat(text, max_tokens=8 + 6 * number) for number, text in enumerate(TEXTS)]
+    right = [row["token_ids"] for row in answers(folder, requests=requests)]
+    rows = answers(folder, "swapped", requests, concurrency=8)
+    found = [row["token_ids"] for row in rows]
+    assert {row["status"] for row in rows} == {"ok"}
     assert found != right and sorted(found) == sorted(right)
 
 

@@ -77,8 +77,8 @@ def test_a_server_that_dies_while_loading_is_reported_at_once_with_its_code_and_
     failure, [cleanup] = failure_of(fake("--die-loading", start_limit_s=60), tmp_path)
     assert time.monotonic() - started < 10
     assert (failure.kind, failure.exit_code) == (FailureKind.EXITED, 1)
-    assert "exited with code 1 before it was ready" in failure.message
-    assert "cannot find tensor lm_head.weight" in failure.message
+    assert "exited with code 1 before it was ready" in str(failure)
+    assert "cannot find tensor lm_head.weight" in str(failure)
     assert failure.log_tail.splitlines() == ["loading weights", "cannot find tensor lm_head.weight"]
     assert (cleanup.stopped_by, cleanup.exit_code, cleanup.clean) == ("exited", 1, True)
 
@@ -94,7 +94,7 @@ def test_a_server_that_dies_while_loading_is_reported_at_once_with_its_code_and_
 def test_a_server_without_a_generation_in_time_is_not_ready_whatever_its_health_route_says(tmp_path, flag, why):
     failure, [cleanup] = failure_of(fake(flag, start_limit_s=1.5), tmp_path)
     assert failure.kind == FailureKind.NOT_READY
-    assert "start_limit_s = 1.5 s" in failure.message and why in failure.message
+    assert "start_limit_s = 1.5 s" in str(failure) and why in str(failure)
     assert cleanup.clean
 
 
@@ -102,7 +102,7 @@ def test_a_command_that_does_not_exist_cannot_start(tmp_path):
     launch = Launch(("/nowhere/python", "{port}"), dict(os.environ), HOST, 5, 5)
     failure, [cleanup] = failure_of(launch, tmp_path)
     assert failure.kind == FailureKind.CANNOT_START
-    assert "/nowhere/python" in failure.message and "No such file" in failure.message
+    assert "/nowhere/python" in str(failure) and "No such file" in str(failure)
     assert cleanup.clean
 
 
@@ -110,6 +110,12 @@ def test_a_server_that_ignores_sigint_and_sigterm_is_killed(tmp_path):
     [cleanup] = run(fake("--stubborn", stop_grace_s=0.5), tmp_path)
     assert (cleanup.stopped_by, cleanup.exit_code, cleanup.clean) == ("SIGKILL", -signal.SIGKILL, True)
     assert cleanup.seconds >= 1.0  # two graces
+
+
+def test_a_server_whose_first_thread_ends_first_is_waited_for_to_its_last(tmp_path):
+    [cleanup] = run(fake("--linger", 0.7, stop_grace_s=5), tmp_path)
+    assert (cleanup.stopped_by, cleanup.exit_code, cleanup.clean) == ("SIGINT", 0, True)
+    assert cleanup.seconds >= 0.7
 
 
 def test_a_worker_that_forked_twice_into_its_own_session_is_found_and_ended(tmp_path):
@@ -173,7 +179,7 @@ def stranger():
 def test_a_stranger_that_answers_on_the_port_is_refused_and_left_alone(tmp_path, stranger, flag):
     failure, stops = failure_of(fake(flag, stop_grace_s=0.5), tmp_path, pick_port=lambda host: stranger)
     assert failure.kind == FailureKind.PORT_TAKEN
-    assert f"port {stranger} is held by a process that is not the server's" in failure.message
+    assert f"port {stranger} is held by a process that is not the server's" in str(failure)
     assert [cleanup.leftover for cleanup in stops] == [[], [], []]  # three attempts
     assert not stops[-1].port_free and not stops[-1].clean
     assert httpx.get(f"http://{HOST}:{stranger}/health", trust_env=False).status_code == 200

@@ -16,9 +16,11 @@ from sample_sources import make_resources
 from assay.canonical import sha256_json
 from assay.config import read_yaml
 from assay.errors import ConfigError, SampleError, StoreError
-from assay.samples import build_set, load_set, read_lock, read_recipe, verify_set, write_lock
+from assay.samples.build import build_set, write_lock
 from assay.samples.corpora import functions, messages, questions
+from assay.samples.lock import load_set, read_lock, verify_set
 from assay.samples.ranking import Candidate, pick
+from assay.samples.recipe import read_recipe
 from assay.samples.sizing import Sizer
 from assay.store import read_table, write_table
 

@@ -21,10 +21,12 @@ from assay.config import TextGates
 from assay.errors import StoreError
 from assay.metrics import stats, text
 from assay.records import SCORES, Status
-from assay.verdicts import gates as g
 from assay.verdicts.decide import decide, item_claim
+from assay.verdicts.evidence import JUDGE, reference_problems
+from assay.verdicts.gates import GateJudge, hard_gate, noninferiority, structure_gate
 from assay.verdicts.model import Cleanup, Coverage, Gate, Instance, Startup, StartupFailure, Unscored
 from assay.verdicts.scoretable import ScoreTable
+from assay.verdicts.trial import Trial, cut_floor, settle
 
 Input = Mapping[str, Any]
 Adapter = Callable[[Input], Any]
@@ -258,10 +260,10 @@ def _scores(rows: list[dict[str, Any]]) -> ScoreTable:
     return ScoreTable.from_tables([table], {row["item_id"] for row in rows})
 
 
-def _drafted(judge: g.Judge, table: ScoreTable) -> list[Gate]:
+def _drafted(judge: GateJudge, table: ScoreTable) -> list[Gate]:
     options = TextGates()
-    floor = g.cut_floor(table, {}, (), "float32", options)
-    return g.settle([judge(g.Trial(table, ARM, floor, options, "float32"))], options)
+    floor = cut_floor(table, {}, (), "float32", options)
+    return settle([judge(Trial(table, ARM, floor, options, "float32"))], options)
 
 
 def _passing(metric: str, status: Status = Status.PASS) -> Gate:
@@ -327,19 +329,19 @@ def _served_values(case: Input) -> Status:
             ("margin_max", value, "ok") if math.isfinite(value) else ("margin_max", None, "nonfinite"),
         )
     ]
-    return decide(coverage=_covered(len(rows)), gates=_drafted(g.structure_gate, _scores(rows))).status
+    return decide(coverage=_covered(len(rows)), gates=_drafted(structure_gate, _scores(rows))).status
 
 
 def _reference_values(case: Input) -> Status:
     rows = [
-        {"item_id": str(number), "arm": g.JUDGE, "metric": "margin_max", "flag": "ok", "value": value}
+        {"item_id": str(number), "arm": JUDGE, "metric": "margin_max", "flag": "ok", "value": value}
         if math.isfinite(value)
-        else {"item_id": str(number), "arm": g.JUDGE, "metric": "margin_max", "flag": "nonfinite"}
+        else {"item_id": str(number), "arm": JUDGE, "metric": "margin_max", "flag": "nonfinite"}
         for number, value in enumerate(case["reference_values"])
     ]
     table = _scores(rows)
-    floor = g.cut_floor(table, {}, (), "float32", TextGates())
-    problems = g.reference_problems(table, floor, ())
+    floor = cut_floor(table, {}, (), "float32", TextGates())
+    problems = reference_problems(table, floor, ())
     return decide(coverage=_covered(len(rows)), gates=[_passing("G-hard")], problems=problems).status
 
 
@@ -347,12 +349,12 @@ def _lossy_text(case: Input) -> Status:
     lossy = case["token_ids"] == "not returned" and not case["retokenized_canonical"]
     margin = {"metric": "margin_max", "flag": "undefined"} if lossy else {"metric": "margin_max", "value": 0.0}
     rows = [{"item_id": "0", "arm": ARM} | row for row in ({"metric": "answered", "value": 1.0}, margin)]
-    return decide(coverage=_covered(1), gates=_drafted(g.hard_gate, _scores(rows))).status
+    return decide(coverage=_covered(1), gates=_drafted(hard_gate, _scores(rows))).status
 
 
 def _shift(case: Input) -> Status:
     low, high = case["delta_wer_ci95"]
-    status = g.noninferiority(low, high, case["margin"])
+    status = noninferiority(low, high, case["margin"])
     caveat = {"code": "small_but_real", "detail": "inside the margin", "gate": "N"}
     caveats = [caveat] if status is Status.PASS_WITH_CAVEAT else []
     gate = Gate.model_validate(_passing("N", status).model_dump() | {"caveats": caveats})

@@ -211,7 +211,7 @@ class TextGates(Strict):
         "engines differ by 7e-4 in mean margin with a ratio of 2.1 on 32 prompts, 1 % weight noise by 6e-3",
     )
     length_ratio: tuple[float, float] = Field(default=(0.9, 1.1), description="Allowed served / reference length")
-    permutations: int = Field(default=10_000, ge=999)
+    permutations: int = Field(default=10_000, ge=1999, description="Fewer could not pass Holm over all gates")
     seed: int = 20261130
 
 

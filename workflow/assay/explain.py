@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from assay import store
 from assay.gate import read_verdict
 from assay.records import Status
+from assay.samples.lock import load_set
 from assay.verdicts.model import Gate, Verdict
 
 STYLES = {
@@ -227,7 +228,7 @@ def _select(path: Path, name: str, item_id: str, arm: str) -> list[dict[str, Any
 
 def _prompt(root: Path, sets: list[str], item_id: str) -> str:
     for name in sets:
-        for row in store.read_rows(root / "samplesets" / f"{name}.parquet", "items", ["item_id", "request"]):
+        for row in load_set(root / "samplesets" / f"{name}.parquet"):
             if row["item_id"] == item_id:
                 request = json.loads(row["request"])
                 return str(request.get("prompt") or request["messages"][-1]["content"])

@@ -28,7 +28,8 @@ from assay.engines.process import POLL_S, Cleanup, Death, Launch, Probe, Server,
 from assay.errors import ServerError, StoreError
 from assay.provenance import provenance
 from assay.records import ResponseStatus
-from assay.store import read_json, read_rows, table_from_rows, write_json, write_table
+from assay.samples.lock import load_set
+from assay.store import read_json, table_from_rows, write_json, write_table
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def generate(
     plan = read_json(plan_path)
     if plan["unsupported"] is not None:
         raise ServerError(f"config '{plan['config']}' is unsupported and cannot be served: {plan['unsupported']}")
-    items = [item for path in set_paths for item in read_rows(path, "items")]
+    items = [item for path in set_paths for item in load_set(path)]
     run = _serve_and_send(plan, items, instance, outputs, send)
     record = provenance("generate", [plan_path, *set_paths], effective_options(plan)) | {"instance": instance}
     write_table(outputs.responses, "responses", table_from_rows("responses", run.rows), record)
@@ -111,13 +112,13 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
     try:
         with serve(launch(plan, base), outputs.server_log, _probe(spec), _recorder(outputs.cleanup)) as server:
             run.ready_s = server.ready_s
-            run.start = measure(server, plan["identity"], base)
+            run.start = measure(server, plan, base)
             client = ClientPlan.of(spec, server.base_url, spec.model)
             for arm, concurrency in passes:
                 run.rows += asyncio.run(_walk(server, client, items, arm, concurrency, send))
             run.death = server.death()
             if run.death is None:
-                run.end = measure(server, plan["identity"], base)
+                run.end = measure(server, plan, base)
     except StartFailure as failure:
         log.error("%s", failure)
         run.failure = failure
@@ -200,7 +201,7 @@ def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[
             if failure is None
             else {
                 "kind": failure.kind,
-                "message": failure.message,
+                "message": str(failure),
                 "exit_code": failure.exit_code,
                 "log_tail": failure.log_tail,
             },

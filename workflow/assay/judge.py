@@ -19,6 +19,7 @@ from assay import store
 from assay.provenance import provenance
 from assay.records import JUDGE, Evidence, ResponseStatus
 from assay.references.causal_lm import CausalLM, Forced, Prompt, arm_settings
+from assay.samples.lock import load_set
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +50,7 @@ def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: 
         responses_path: `responses` table of a server instance or of a reference arm.
         output: Parquet file to write; one row group per 64 items.
     """
-    items = {
-        row["item_id"]: row for path in items_paths for row in store.read_rows(path, "items", ["item_id", "request"])
-    }
+    items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
     model = CausalLM(model_dir, arm_settings(JUDGE, dtype))
     special = np.array(sorted(model.tokenizer.all_special_ids))
     by_item: dict[str, list[dict[str, Any]]] = defaultdict(list)

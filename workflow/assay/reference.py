@@ -12,6 +12,7 @@ from assay.canonical import sha256_json
 from assay.provenance import provenance
 from assay.records import Evidence, ResponseStatus
 from assay.references.causal_lm import CausalLM, arm_settings
+from assay.samples.lock import load_set
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, out
         output: Parquet file to write.
     """
     settings = arm_settings(arm, judge_dtype)
-    items = {row["item_id"]: row for row in store.read_rows(items_path, "items", ["item_id", "set_id", "request"])}
+    items = {row["item_id"]: row for row in load_set(items_path)}
     model = CausalLM(model_dir, settings)
     prompts = {key: model.prompt(key, json.loads(row["request"])) for key, row in items.items()}
     rows = []

@@ -21,6 +21,7 @@ from assay import store
 from assay.metrics import text as metrics
 from assay.provenance import provenance
 from assay.records import JUDGE, SCORES, Evidence, Flag, ResponseStatus
+from assay.samples.lock import load_set
 from assay.tokens import TokenBlock, split_blocks
 from assay.verdicts.planted import CONTROLS, Control
 
@@ -114,7 +115,7 @@ def read_items(paths: Iterable[Path]) -> dict[str, Item]:
     """Planned items of some sample sets, by id."""
     items = {}
     for path in paths:
-        for row in store.read_rows(path, "items", ["item_id", "set_id", "request", "expected"]):
+        for row in load_set(path):
             request = json.loads(row["request"])
             items[row["item_id"]] = Item(
                 row["item_id"], row["set_id"], request["max_tokens"], request["temperature"] == 0, row["expected"]

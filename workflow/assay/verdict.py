@@ -14,7 +14,7 @@ from assay.explain import run_of
 from assay.gate import read_verdict
 from assay.provenance import git_state, provenance
 from assay.records import JUDGE, ResponseStatus
-from assay.samples import load_set
+from assay.samples.lock import load_set
 from assay.verdicts.decide import RunFacts, judge_run, unsupported_verdict
 from assay.verdicts.model import Cleanup, ConfigInfo, Death, Determinism, Instance, Startup, Tool, Verdict
 from assay.verdicts.planted import CONTROLS

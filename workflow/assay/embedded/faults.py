@@ -360,7 +360,8 @@ class SecondBest(Planted):
 class Swapped(Planted):
     def admit(self, jobs: list[Job]) -> None:
         for one, other in zip(jobs[::2], jobs[1::2], strict=False):
-            one.emit, other.emit = other.emit, one.emit
+            one.request, other.request = other.request, one.request
+            one.generator, other.generator = other.generator, one.generator
 
 
 @fault("last_token_dropped", None, "the last token of each answer is lost")

@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,7 +59,7 @@ class Identity:
     argv: list[str] | None
     exe: str | None
     cwd: str | None
-    env_set: dict[str, str] | None  # added or changed against our own environment; secrets hidden
+    env_set: dict[str, str] | None  # of the plan's, and any other that differs from our own; secrets hidden
     env_removed: list[str] | None
     listener_pids: list[int] | None
     listener_is_ours: bool | None
@@ -74,14 +74,15 @@ class Identity:
     version_route: Any  # what the server itself answers
 
 
-def measure(server: Server, spec: Mapping[str, Any], base: Mapping[str, str]) -> Identity:
+def measure(server: Server, plan: Mapping[str, Any], base: Mapping[str, str]) -> Identity:
     """Measure `server`.
 
     Args:
         server: a ready server.
-        spec: the plan's `identity`: module, distribution and version route to look for.
+        plan: its serve plan, which says what to look for: module, distribution, version route, names in `env`.
         base: the environment we run in, for the difference.
     """
+    spec = plan["identity"]
     process = _process(server.pid)
     env = process.get("environ")
     asked = _ask_interpreter(server.argv[0], env, spec["module"], spec["distribution"])
@@ -95,7 +96,7 @@ def measure(server: Server, spec: Mapping[str, Any], base: Mapping[str, str]) ->
         argv=process.get("cmdline"),
         exe=process.get("exe"),
         cwd=process.get("cwd"),
-        env_set=None if env is None else _env_set(env, base),
+        env_set=None if env is None else _env_set(env, base, plan["env"]),
         env_removed=None if env is None else sorted(set(base) - set(env)),
         listener_pids=sorted(pid for pid in found if pid is not None) or None,
         listener_is_ours=found <= server.tree() if found else None,
@@ -129,11 +130,11 @@ def _process(pid: int) -> dict[str, Any]:
     return {}
 
 
-def _env_set(env: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
+def _env_set(env: Mapping[str, str], base: Mapping[str, str], planned: Container[str]) -> dict[str, str]:
     return {
         name: HIDDEN if _SECRET.search(name) else value
         for name, value in sorted(env.items())
-        if base.get(name) != value
+        if name in planned or base.get(name) != value
     }
 
 

@@ -53,8 +53,7 @@ class StartFailure(ServerError):
 
     def __init__(self, kind: FailureKind, message: str, seconds: float, exit_code: int | None, log_tail: str) -> None:
         super().__init__(message)
-        self.kind, self.message, self.seconds = kind, message, seconds
-        self.exit_code, self.log_tail = exit_code, log_tail
+        self.kind, self.seconds, self.exit_code, self.log_tail = kind, seconds, exit_code, log_tail
 
 
 @dataclass(frozen=True)
@@ -316,7 +315,10 @@ def _running(server: Server, on_stop: Callable[[Cleanup], None]) -> Iterator[Ser
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into exceptions, so that `finally` runs."""
+    """Turn SIGINT, SIGTERM and SIGHUP into exceptions, so that `finally` runs.
+
+    A second one breaks off our waiting and the proof, not the stopping: that is the watchdog's.
+    """
 
     def end(number: int, _: object) -> NoReturn:
         raise SystemExit(128 + number)

@@ -75,11 +75,15 @@ def _stop(server: int, grace_s: float) -> str:
 
 
 def _descendants() -> set[psutil.Process]:
-    """Living processes below this one."""
+    """Living processes below this one.
+
+    A zombie of a deeper level is its parent's to collect. One of our own children is still dying until it is collected:
+    a process whose first thread ended is shown as a zombie while its other threads hold its sockets.
+    """
     alive = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
+            if process.status() != psutil.STATUS_ZOMBIE or process.ppid() == os.getpid():
                 alive.add(process)
     return alive
 

@@ -12,7 +12,8 @@ from assay.canonical import sha256_json, sha256_lines, sha256_text
 from assay.config import Dtype, TextGates
 from assay.metrics import stats
 from assay.records import Status
-from assay.verdicts import gates as g
+from assay.verdicts.evidence import JUDGE, cover, reference_problems, summarise_evidence
+from assay.verdicts.gates import GATES, GREEDY, applicable, evaluate_gates
 from assay.verdicts.model import (
     Caveat,
     Claim,
@@ -29,7 +30,8 @@ from assay.verdicts.model import (
     Tool,
     Verdict,
 )
-from assay.verdicts.scoretable import ScoreTable
+from assay.verdicts.scoretable import Floats, ScoreTable
+from assay.verdicts.trial import Floor, Trial, cut_floor, settle
 
 CONTROL_PREFIX = "control_"
 KS_CONTROLS = 20  # p-values from which the null self-check is made
@@ -77,7 +79,7 @@ class Decision:
 
 def judge_run(
     table: ScoreTable,
-    margins: Mapping[str, g.Floats],
+    margins: Mapping[str, Floats],
     facts: RunFacts,
     tool: Tool,
     provenance: Mapping[str, JsonValue] | None = None,
@@ -89,13 +91,13 @@ def judge_run(
         margins: positive token margins of the floor arms (`scoretable.floor_margins`).
     """
     options = facts.options
-    floor = g.cut_floor(table, margins, facts.floor_arms, facts.dtype, options)
-    coverage = g.cover(table, facts.all_arms, facts.failures)
-    problems = [*facts.problems, *g.reference_problems(table, floor, facts.floor_arms)]
+    floor = cut_floor(table, margins, facts.floor_arms, facts.dtype, options)
+    coverage = cover(table, facts.all_arms, facts.failures)
+    problems = [*facts.problems, *reference_problems(table, floor, facts.floor_arms)]
     gates: list[Gate] = []
     controls = Controls()
     if table.items and facts.served:
-        gates = g.evaluate_gates(table, floor, facts.served, facts.dtype, options)
+        gates = evaluate_gates(table, floor, facts.served, facts.dtype, options)
         controls = evaluate_controls(table, margins, floor, gates, facts)
     claim = item_claim(gates)
     decision = decide(
@@ -115,7 +117,7 @@ def judge_run(
         claim=claim,
         caveats=list(decision.caveats),
         coverage=coverage,
-        evidence=g.summarise_evidence(table, facts.all_arms),
+        evidence=summarise_evidence(table, facts.all_arms),
         gates=gates,
         controls=controls,
         determinism=facts.determinism,
@@ -147,7 +149,7 @@ def item_claim(gates: Iterable[Gate]) -> Claim | None:
 
 
 def evaluate_controls(
-    table: ScoreTable, margins: Mapping[str, g.Floats], floor: g.Floor, gates: Sequence[Gate], facts: RunFacts
+    table: ScoreTable, margins: Mapping[str, Floats], floor: Floor, gates: Sequence[Gate], facts: RunFacts
 ) -> Controls:
     """Positive controls: each planted fault, scored like served output, must fail its gate. Negative controls: each
     floor arm, judged against the others, must fail none (Holm over all of them: healthy arms together fail one at
@@ -164,7 +166,7 @@ def evaluate_controls(
 
 
 def _positive(
-    table: ScoreTable, floor: g.Floor, gates: Sequence[Gate], facts: RunFacts, fault: str, name: str
+    table: ScoreTable, floor: Floor, gates: Sequence[Gate], facts: RunFacts, fault: str, name: str
 ) -> PositiveControl:
     arm = f"{CONTROL_PREFIX}{fault}"
     served = [gate for gate in gates if gate.id == name]
@@ -177,8 +179,8 @@ def _positive(
         return PositiveControl(fault=fault, gate=name, got="not_applicable", detail=blocked)
     if not table.metrics(arm):
         return PositiveControl(fault=fault, gate=name, got=Status.ERROR, detail=f"the scores hold no arm '{arm}'")
-    trial = g.Trial(table, arm, floor, facts.options, facts.dtype, planned=False)
-    (result,) = g.settle([g.GATES[name](trial)], facts.options)
+    trial = Trial(table, arm, floor, facts.options, facts.dtype, planned=False)
+    (result,) = settle([GATES[name](trial)], facts.options)
     undecided = result.status is Status.INCONCLUSIVE
     return PositiveControl(
         fault=fault, gate=name, got="not_applicable" if undecided else result.status, detail=result.detail
@@ -189,28 +191,26 @@ def _powerless(table: ScoreTable, name: str, options: TextGates) -> str | None:
     """Why no loss of needles could reach significance, whatever the fault."""
     if name != "G-needle":
         return None
-    solved = int((table.values(g.JUDGE, "needle") == 1).sum())
+    solved = int((table.values(JUDGE, "needle") == 1).sum())
     if 0.5**solved < options.alpha_soft:
         return None
     return f"the judge solves {solved} needles: losing all of them is not significant"
 
 
-def _negative(
-    table: ScoreTable, margins: Mapping[str, g.Floats], floor: g.Floor, facts: RunFacts
-) -> list[NegativeControl]:
+def _negative(table: ScoreTable, margins: Mapping[str, Floats], floor: Floor, facts: RunFacts) -> list[NegativeControl]:
     drafts = []
     for arm in floor.effective:
         rest = [other for other in floor.effective if other != arm]
         if not rest:
             continue
-        others = g.cut_floor(table, margins, rest, facts.dtype, facts.options)
-        trial = g.Trial(table, arm, others, facts.options, facts.dtype, planned=False)
-        drafts += [judge(trial) for name, judge in g.applicable(table).items() if name in g.GREEDY]
+        others = cut_floor(table, margins, rest, facts.dtype, facts.options)
+        trial = Trial(table, arm, others, facts.options, facts.dtype, planned=False)
+        drafts += [judge(trial) for name, judge in applicable(table).items() if name in GREEDY]
     return [
         NegativeControl(
             arm=gate.arm, gate=gate.id, got=gate.status, p=gate.test.p if gate.test else None, detail=gate.detail
         )
-        for gate in g.settle(drafts, facts.options)
+        for gate in settle(drafts, facts.options)
     ]
 
 
@@ -277,7 +277,9 @@ def decide(
     for status, reasons in steps:
         if reasons:
             return Decision(status, _sentence(reasons), caveats)
-    bound = f"at most {claim.rate_upper95:.2%} of items are bad (95 %)" if claim else "every gate passes"
+    bound = (
+        f"at most {100 * claim.rate_upper95:.3g} % of items are bad (95 % confidence)" if claim else "every gate passes"
+    )
     if caveats:
         codes = ", ".join(dict.fromkeys(caveat.code for caveat in caveats))
         return Decision(Status.PASS_WITH_CAVEAT, f"every gate passes, {bound}; mind: {codes}", caveats)
@@ -357,9 +359,8 @@ def _unproven(claim: Claim | None, rate: float | None) -> list[str]:
     if claim is None or rate is None or claim.rate_upper95 <= rate:
         return []
     needed = stats.n_for_zero_failures(rate)
-    return [
-        f"{claim.bad} bad of {claim.n} bounds the rate by {claim.rate_upper95:.2%}, not {rate:.2%}; {needed} items do"
-    ]
+    bound = f"{claim.bad} bad of {claim.n} bounds the rate by {100 * claim.rate_upper95:.3g} %, not {100 * rate:.3g} %"
+    return [f"{bound}; {needed} items without a bad one would"]
 
 
 def _caveats(gates: Sequence[Gate], instances: Sequence[Instance], reference: bool) -> list[Caveat]:

@@ -20,264 +20,29 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats as distributions
 
 from assay.config import Dtype, TextGates
 from assay.metrics import stats, text
 from assay.records import Status
+from assay.verdicts.evidence import JUDGE, LEVELS, nonfinite
 from assay.verdicts.model import (
     Caveat,
     Confirm,
-    Coverage,
     Diagnosis,
-    EvidenceSummary,
     FloorSummary,
     Gate,
     GateTest,
     Threshold,
-    Unscored,
     WorstItem,
 )
-from assay.verdicts.scoretable import ScoreTable, State
+from assay.verdicts.scoretable import Floats, Mask, ScoreTable
+from assay.verdicts.trial import SHOWN_ITEMS, Draft, Floor, Trial, caveat, settle
 
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-
-JUDGE = "judge"
-EVIDENCE_LEVELS = ("E0", "E1", "E2", "E3", "none")
-SHOWN_ITEMS = 5
-MIN_ARMS = 2  # distinct floor arms below which a floor is no distribution
-MIN_FLOOR_EXCEEDANCES = 10  # tau_soft is at least this order statistic of the floor
-SOFT_TAIL = 2e-4  # share of floor tokens above tau_soft
 MIN_SAMPLED_ITEMS = 8  # the surprisal test is asymptotic
 SUPPORT_NOISE = 1e-3  # tokens outside the declared support that rounding at its boundary explains (measured: 2e-4)
 KL_ROUNDING = 1e-6  # nat: what float32 logprobs leave of a KL of zero (measured on float32 engines: 4e-8 to 4e-7)
 CAP_RULE = "a floor above the cap makes the gate inconclusive, never wider"
-
-
-# --- floor -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Floor:
-    """The floor and the thresholds cut from it [nat]."""
-
-    arms: tuple[str, ...]
-    effective: tuple[str, ...]
-    tau_hard: float
-    hard_from: Literal["floor", "absolute"]
-    hard_detail: str
-    tau_soft: float
-    soft_detail: str
-    tokens: int
-    exceedances: int  # positive token margins
-
-    def summary(self, values: Floats, method: str, cap: float | None = None) -> FloorSummary:
-        """The floor as a gate reports it; `values` are the floor's own scores [items, arms]."""
-        known = values[np.isfinite(values)]
-        q50, q99, top = (stats.floor_quantile(known, q) if len(known) else None for q in (0.5, 0.99, 1.0))
-        return FloorSummary(
-            arms=list(self.arms),
-            arms_effective=len(self.effective),
-            n_items=int(np.isfinite(values).any(axis=1).sum()) if values.size else 0,
-            n_values=len(known),
-            q50=q50,
-            q99=q99,
-            max=top,
-            cap=cap,
-            method=method,
-        )
-
-
-def effective_arms(table: ScoreTable, arms: Sequence[str]) -> tuple[str, ...]:
-    """Floor arms that have scores and differ from one another in any of them; of equal arms the first stays."""
-    found: dict[str, str] = {}
-    for arm in arms:
-        if table.metrics(arm):
-            found.setdefault(table.digest(arm), arm)
-    return tuple(found.values())
-
-
-def cut_floor(
-    table: ScoreTable, margins: Mapping[str, Floats], arms: Sequence[str], dtype: Dtype, options: TextGates
-) -> Floor:
-    """Cut the thresholds of the margin gates from the floor arms.
-
-    tau_hard is the largest of: kappa x the largest floor margin; kappa x the largest floor |delta logprob| (a served
-    token may trail by the sum of two such errors); 2 ulp of the logit dtype in [16, 32), where large logits live; and
-    the dtype's resolution. tau_soft is the r-th largest floor token margin, r = max(10, ceil(2e-4 N)) of N floor
-    tokens; a floor with fewer than r positive margins has no such token, and tau_soft is tau_hard. It is never below
-    the resolution.
-    """
-    effective = effective_arms(table, arms)
-    resolution = options.resolution_nat[dtype]
-    largest = _largest([table.values(arm, "margin_max") for arm in effective])
-    delta = _largest([table.aux(arm, "logprob_rms", "max_abs") for arm in effective])
-    candidates: list[tuple[float, Literal["floor", "absolute"], str]] = [
-        (options.kappa * largest, "floor", f"{options.kappa:g} x the largest floor margin ({largest:.3g} nat)"),
-        (options.kappa * delta, "floor", f"{options.kappa:g} x the largest floor |delta logprob| ({delta:.3g} nat)"),
-        (2 * text.ulp(dtype, 16.0), "absolute", f"2 ulp of {dtype} logits in [16, 32)"),
-        (resolution, "absolute", f"resolution of {dtype}"),
-    ]
-    tau_hard, source, detail = max(candidates, key=lambda candidate: candidate[0])
-    tokens = int(sum(np.nansum(table.aux(arm, "margin_mean", "n")) for arm in effective))
-    pooled = np.sort(np.concatenate([np.empty(0), *(margins[arm] for arm in effective if arm in margins)]))[::-1]
-    rank = max(MIN_FLOOR_EXCEEDANCES, math.ceil(SOFT_TAIL * tokens))
-    if len(pooled) < rank:
-        tau_soft, soft = tau_hard, f"tau_hard: only {len(pooled)} of {tokens} floor tokens have a positive margin"
-    else:
-        tau_soft, soft = float(pooled[rank - 1]), f"the {rank}-th largest of {tokens} floor token margins"
-    return Floor(
-        arms=tuple(arms),
-        effective=effective,
-        tau_hard=tau_hard,
-        hard_from=source,
-        hard_detail=detail,
-        tau_soft=max(tau_soft, resolution),
-        soft_detail=soft,
-        tokens=tokens,
-        exceedances=len(pooled),
-    )
-
-
-def _largest(columns: Sequence[Floats]) -> float:
-    known = [float(np.nanmax(column)) for column in columns if np.isfinite(column).any()]
-    return max(known, default=0.0)
-
-
-# --- a trial: one arm against a floor ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One arm judged against a floor. `planned`: a served arm, where an item without a row is a missing response."""
-
-    table: ScoreTable
-    arm: str
-    floor: Floor
-    options: TextGates
-    dtype: Dtype
-    confirm: str | None = None
-    planned: bool = True
-
-    @property
-    def resolution(self) -> float:
-        """Difference [nat] below which everything is numerics at the served dtype."""
-        return self.options.resolution_nat[self.dtype]
-
-    def failed(self, arm: str) -> Mask:
-        """Items whose response cannot be scored."""
-        answered = self.table.values(arm, "answered", worst=0.0)
-        return answered != 1 if self.planned else answered == 0
-
-    def scores(self, arm: str, metric: str, worst: float = np.inf) -> Floats:
-        """Values of a served arm over items that have this metric; failed ones are `worst`; NaN elsewhere."""
-        values = self.table.values(arm, metric, worst)
-        values[self.failed(arm) & self.table.has(metric)] = worst
-        return values
-
-    def unjudged(self, metric: str) -> int:
-        """Answered items that should have this metric and whose evidence does not allow it."""
-        lacking = self.table.has(metric) & ~self.failed(self.arm) & np.isnan(self.table.values(self.arm, metric))
-        if not self.planned:
-            lacking &= self.table.states(self.arm, metric) != State.ABSENT
-        return int(lacking.sum())
-
-    def matrix(self, arm: str, metric: str) -> Floats:
-        """float64 [items, 1 + J]: `arm`, then the effective floor arms; only items all of them have.
-
-        An infinite worst case becomes the largest finite score of any arm, so that means and ranks stay defined.
-        """
-        columns = [
-            self.scores(arm, metric),
-            *(self.table.values(name, metric, worst=np.inf) for name in self.floor.effective),
-        ]
-        scores = np.stack(columns, axis=1)
-        scores = scores[~np.isnan(scores).any(axis=1)]
-        finite = scores[np.isfinite(scores)]
-        scores[np.isinf(scores)] = finite.max() if len(finite) else 0.0
-        return scores
-
-    def floor_values(self, metric: str) -> Floats:
-        """float64 [items, J] of the effective floor arms."""
-        columns = [self.table.values(arm, metric) for arm in self.floor.effective]
-        return np.stack(columns, axis=1) if columns else np.empty((0, 0))
-
-    def too_few_arms(self) -> str | None:
-        """Why no stochastic gate can decide, or None."""
-        count = len(self.floor.effective)
-        if count >= MIN_ARMS:
-            return None
-        return f"distinct floor arms: {count} of {len(self.floor.arms)}, {MIN_ARMS} needed"
-
-    def too_few_items(self, items: int) -> str | None:
-        """Why a permutation test over so few items can never fail, or None."""
-        if stats.least_p(items, len(self.floor.effective), self.options.permutations) < self.options.alpha_soft:
-            return None
-        return f"{items} items are too few for p < {self.options.alpha_soft:g}"
-
-    def worst(self, values: Floats, pos: Floats | None = None) -> list[WorstItem]:
-        """The items with the largest positive values, worst first; equal values by item id."""
-        ranked = np.argsort(-np.where(np.isnan(values), -np.inf, values), kind="stable")[:SHOWN_ITEMS]
-        return [
-            WorstItem(
-                item_id=self.table.items[index],
-                value=_finite(values[index]),
-                pos=None if pos is None or not np.isfinite(pos[index]) else int(pos[index]),
-            )
-            for index in ranked
-            if values[index] > 0
-        ]
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A gate before multiplicity and confirmation."""
-
-    gate: Gate
-    p: float | None = None
-    effect: bool = False  # the difference is large enough to matter
-    hard: bool = False  # fails whatever the statistics
-    blocked: str | None = None  # why it cannot pass
-    retest: Callable[[str], float | None] | None = None  # p of the same test on another arm; None: no data
-
-
-def settle(drafts: Sequence[Draft], options: TextGates, confirms: Mapping[str, str | None] | None = None) -> list[Gate]:
-    """Drafts to gates: Holm over all their p-values, then the confirm step on `confirms[arm]`."""
-    adjusted = iter(stats.holm([draft.p for draft in drafts if draft.p is not None]).tolist())
-    return [_settle(draft, options, None if draft.p is None else next(adjusted), confirms or {}) for draft in drafts]
-
-
-def _settle(draft: Draft, options: TextGates, p_holm: float | None, confirms: Mapping[str, str | None]) -> Gate:
-    gate = draft.gate
-    test = gate.test.model_copy(update={"p_holm": p_holm}) if gate.test and p_holm is not None else gate.test
-    status, confirm, caveats, detail = gate.status, gate.confirm, list(gate.caveats), gate.detail
-    significant = (
-        draft.effect
-        and draft.p is not None
-        and p_holm is not None
-        and draft.p < options.alpha_soft
-        and p_holm < options.alpha
-    )
-    if draft.hard:
-        status = Status.FAIL
-    elif significant:
-        arm = confirms.get(gate.arm)
-        p = draft.retest(arm) if arm and draft.retest else None
-        reproduced = confirm.reproduced_items if confirm else []
-        confirm = Confirm(performed=p is not None, arm=arm, p=p, reproduced_items=reproduced)
-        if p is None or p < options.alpha_confirm:
-            status = Status.FAIL
-        else:
-            caveats.append(_caveat("not_reproduced", gate.id, f"{arm} has p = {p:.3g} in the same gate"))
-    if status is not Status.FAIL and draft.blocked:
-        status, detail = Status.INCONCLUSIVE, f"{detail}; {draft.blocked}" if detail else draft.blocked
-    elif status is Status.PASS and caveats:
-        status = Status.PASS_WITH_CAVEAT
-    return gate.model_copy(
-        update={"status": status, "test": test, "confirm": confirm, "caveats": caveats, "detail": detail}
-    )
 
 
 # --- hard gates --------------------------------------------------------------------------------------------------
@@ -320,7 +85,7 @@ def structure_gate(trial: Trial) -> Draft:
         "not exactly one BOS": table.values(arm, "bos_ok") == 0,
         "tokens after the end of sequence": table.values(arm, "tokens_after_eos") > 0,
         "finish reason does not fit the length": table.values(arm, "finish_ok") == 0,
-        "non-finite score": _nonfinite(table, arm),
+        "non-finite score": nonfinite(table, arm),
         "length differs without a near tie": _length_outliers(trial),
     }
     broken = {name: mask & answered for name, mask in broken.items()}
@@ -330,7 +95,7 @@ def structure_gate(trial: Trial) -> Draft:
     caveats = []
     if unchecked:
         why = f"{unchecked} of {int(answered.sum())} responses report neither prompt ids nor a prompt token count"
-        caveats.append(_caveat("prompt_unchecked", "G-struct", why))
+        caveats.append(caveat("prompt_unchecked", "G-struct", why))
     return Draft(
         hard=bool(bad.any()),
         gate=_gate(
@@ -350,13 +115,6 @@ def structure_gate(trial: Trial) -> Draft:
     )
 
 
-def _nonfinite(table: ScoreTable, arm: str) -> Mask:
-    found = np.zeros(len(table.items), bool)
-    for metric in table.metrics(arm):
-        found |= table.states(arm, metric) == State.NONFINITE
-    return found
-
-
 def _length_outliers(trial: Trial) -> Mask:
     table, arm = trial.table, trial.arm
     low, high = trial.options.length_ratio
@@ -364,7 +122,7 @@ def _length_outliers(trial: Trial) -> Mask:
     margins = table.values(arm, "margin_max")
     known = np.isfinite(served) & np.isfinite(reference) & (reference > 0) & np.isfinite(margins)
     outlier = known & ((served < low * reference - 1) | (served > high * reference + 1))
-    by_ids = table.values(arm, "evidence") <= EVIDENCE_LEVELS.index("E1")
+    by_ids = table.values(arm, "evidence") <= LEVELS.index("E1")
     cut = outlier & by_ids & (margins == 0)
     unexplained = outlier & ~((margins > 0) & (margins <= trial.floor.tau_hard))
     if known.any() and not low <= text.length_ratio(served[known], reference[known]) <= high:
@@ -401,18 +159,17 @@ def hard_gate(trial: Trial) -> Draft:
     floor_margins = trial.floor_values("margin_max")
 
     def exceedance(arm: str) -> float | None:
-        values = trial.scores(arm, "margin_max")
-        return _exceedance(values, floor_margins, floor.tau_hard)
+        return _exceedance(trial, arm, floor_margins, floor.tau_hard)
 
-    others = _has_data(trial, "margin_max")
-    other_hits = trial.scores(trial.confirm, "margin_max") > floor.tau_hard if trial.confirm and others else None
+    confirmable = trial.confirm is not None and trial.has_data(trial.confirm, "margin_max")
+    other_hits = trial.scores(trial.confirm, "margin_max") > floor.tau_hard if trial.confirm and confirmable else None
     reproduced = hits & other_hits if other_hits is not None else np.zeros_like(hits)
     caveats = _evidence_caveats(trial)
     alone = int(hits.sum() - reproduced.sum()) if other_hits is not None else 0
     extra = int((other_hits & ~hits).sum()) if other_hits is not None else 0
     if alone or extra:
         why = f"{alone} items exceed tau_hard only on {trial.arm}, {extra} only on {trial.confirm}"
-        caveats.append(_caveat("not_reproduced", "G-hard", why))
+        caveats.append(caveat("not_reproduced", "G-hard", why))
     noisy = floor.tau_hard > trial.options.tau_hard_cap_nat
     exact = int((trial.table.values(trial.arm, "exact") == 1).sum())
     p = exceedance(trial.arm)
@@ -459,24 +216,21 @@ def hard_gate(trial: Trial) -> Draft:
     )
 
 
-def _exceedance(served: Floats, floor: Floats, tau: float) -> float | None:
+def _exceedance(trial: Trial, arm: str, floor: Floats, tau: float) -> float | None:
+    served = trial.scores(arm, "margin_max")
     n_served, n_floor = int((~np.isnan(served)).sum()), int((~np.isnan(floor)).sum())
-    if not n_served or not n_floor:
+    if not n_floor or not trial.has_data(arm, "margin_max"):
         return None
     return stats.conditional_exceedance(int((served > tau).sum()), n_served, int((floor > tau).sum()), n_floor)
 
 
-def _has_data(trial: Trial, metric: str) -> bool:
-    return trial.confirm is not None and bool((trial.table.states(trial.confirm, metric) == State.OK).any())
-
-
 def _evidence_caveats(trial: Trial) -> list[Caveat]:
     levels = trial.table.values(trial.arm, "evidence")
-    retokenised = int((levels == EVIDENCE_LEVELS.index("E2")).sum())
+    retokenised = int((levels == LEVELS.index("E2")).sum())
     if not retokenised:
         return []
     why = f"{retokenised} responses carry no token ids; their text was encoded again, and so was the floor's"
-    return [_caveat("retokenised", "G-hard", why)]
+    return [caveat("retokenised", "G-hard", why)]
 
 
 def _position_hints(trial: Trial, hits: Mask) -> list[Diagnosis]:
@@ -499,7 +253,7 @@ def soft_gate(trial: Trial) -> Draft:
     few = trial.too_few_arms()
 
     def exceedance(arm: str) -> float | None:
-        return _exceedance(trial.scores(arm, "margin_max"), floor_margins, floor.tau_soft)
+        return _exceedance(trial, arm, floor_margins, floor.tau_soft)
 
     p = None if few else exceedance(trial.arm)
     return Draft(
@@ -587,7 +341,7 @@ def shift_gate(trial: Trial, spec: ShiftSpec) -> Draft:
         why = (
             f"{spec.name} {value:.3g} nat is above the floor's {base:.3g} (test R: p = {rank_p:.2g}), inside the limit"
         )
-        caveats.append(_caveat("small_but_real", spec.id, why))
+        caveats.append(caveat("small_but_real", spec.id, why))
     served = trial.scores(trial.arm, spec.metric)
     return Draft(
         p=p,
@@ -634,21 +388,20 @@ def _permute(trial: Trial, scores: Floats) -> float:
 
 
 def _retest(trial: Trial, arm: str, metric: str) -> float | None:
-    scores = trial.matrix(arm, metric)
-    return _permute(trial, scores) if len(scores) else None
+    return _permute(trial, trial.matrix(arm, metric)) if trial.has_data(arm, metric) else None
 
 
 def _logprobs_skipped(trial: Trial, spec: ShiftSpec) -> Caveat | None:
     table, arm = trial.table, trial.arm
-    if not (table.states(arm, spec.metric) == State.OK).any():
-        return _caveat("logprobs_missing", spec.id, "the server returned no logprobs, or none that belong to token ids")
+    if not trial.has_data(arm, spec.metric):
+        return caveat("logprobs_missing", spec.id, "the server returned no logprobs, or none that belong to token ids")
     served, judge = (
         np.nanmedian(_or_zero(table.aux(arm, "logprob_rms", f"{who}_mass"))) for who in ("served", "judge")
     )
     # Raw top-k probabilities never sum to one; those of a processed (truncated, sharpened) distribution do.
     if served > 1 - 1e-4 and judge < 1 - 1e-3:
         why = f"the server's top logprobs sum to {served:.5f} where the judge's sum to {judge:.5f}: they were processed"
-        return _caveat("logprobs_processed", spec.id, why)
+        return caveat("logprobs_processed", spec.id, why)
     return None
 
 
@@ -658,7 +411,7 @@ def _or_zero(values: Floats) -> Floats:
 
 def _partial_logprobs(trial: Trial, spec: ShiftSpec) -> list[Caveat]:
     lacking = trial.unjudged(spec.metric)
-    return [_caveat("logprobs_missing", spec.id, f"{lacking} responses carry no logprobs")] if lacking else []
+    return [caveat("logprobs_missing", spec.id, f"{lacking} responses carry no logprobs")] if lacking else []
 
 
 def trend_gate(trial: Trial) -> Draft:
@@ -682,8 +435,7 @@ def trend_gate(trial: Trial) -> Draft:
         return min(1.0, 2 * min(_permute(trial, scores), _permute(trial, -scores)))
 
     def retest(arm: str) -> float | None:
-        other = trial.matrix(arm, metric)
-        return two_sided(other) if len(other) else None
+        return two_sided(trial.matrix(arm, metric)) if trial.has_data(arm, metric) else None
 
     p = two_sided(scores) if n and not few else None
     effect = served > limit
@@ -734,16 +486,16 @@ def needle_gate(trial: Trial) -> Draft:
         return int((solved & (found == 0)).sum()), int(((judge == 0) & (found == 1)).sum())
 
     def retest(arm: str) -> float | None:
-        return stats.mcnemar(*count(arm)) if (trial.table.states(arm, "needle") == State.OK).any() else None
+        return stats.mcnemar(*count(arm)) if trial.has_data(arm, "needle") else None
 
     n, planned = int(solved.sum()), int((~np.isnan(judge)).sum())
     lost, won = count(trial.arm)
     bound = stats.clopper_pearson(lost, n).high if n else None
     caveats = []
     if not n:
-        caveats.append(_caveat("no_solved_needles", "G-needle", f"the judge solves none of {planned} needles"))
+        caveats.append(caveat("no_solved_needles", "G-needle", f"the judge solves none of {planned} needles"))
     elif lost:
-        caveats.append(_caveat("needles_lost", "G-needle", f"{lost} of {n} needles lost"))
+        caveats.append(caveat("needles_lost", "G-needle", f"{lost} of {n} needles lost"))
     p = stats.mcnemar(lost, won) if n else None
     return Draft(
         p=p,
@@ -769,7 +521,10 @@ def needle_gate(trial: Trial) -> Draft:
 
 
 def surprisal_gate(trial: Trial) -> Draft:
-    """G-surprisal: are sampled tokens as surprising as the declared distribution says? Two-sided z over items."""
+    """G-surprisal: are sampled tokens as surprising as the declared distribution says? Two-sided z over items.
+
+    It has no worst case (both directions are faults): a failed item is left to G-coverage.
+    """
 
     def z_of(arm: str) -> tuple[float, int]:
         values, variance = trial.table.values(arm, "surprisal"), trial.table.aux(arm, "surprisal", "variance")
@@ -854,10 +609,10 @@ def support_gate(trial: Trial) -> Draft:
 
 # --- all gates ---------------------------------------------------------------------------------------------------
 
-Judge = Callable[[Trial], Draft]
+GateJudge = Callable[[Trial], Draft]
 
-ALWAYS: dict[str, Judge] = {"G-coverage": coverage_gate, "G-struct": structure_gate}
-GREEDY: dict[str, Judge] = {
+ALWAYS: dict[str, GateJudge] = {"G-coverage": coverage_gate, "G-struct": structure_gate}
+GREEDY: dict[str, GateJudge] = {
     "G-hard": hard_gate,
     "G-soft": soft_gate,
     "G-mean": lambda trial: shift_gate(trial, MEAN),
@@ -865,12 +620,12 @@ GREEDY: dict[str, Judge] = {
     "G-logprob": lambda trial: shift_gate(trial, LOGPROB),
     "G-KL": lambda trial: shift_gate(trial, KL),
 }
-NEEDLE: dict[str, Judge] = {"G-needle": needle_gate}
-SAMPLED: dict[str, Judge] = {"G-surprisal": surprisal_gate, "G-support": support_gate}
-GATES: dict[str, Judge] = {**ALWAYS, **GREEDY, **NEEDLE, **SAMPLED}
+NEEDLE: dict[str, GateJudge] = {"G-needle": needle_gate}
+SAMPLED: dict[str, GateJudge] = {"G-surprisal": surprisal_gate, "G-support": support_gate}
+GATES: dict[str, GateJudge] = {**ALWAYS, **GREEDY, **NEEDLE, **SAMPLED}
 
 
-def applicable(table: ScoreTable) -> dict[str, Judge]:
+def applicable(table: ScoreTable) -> dict[str, GateJudge]:
     """The gates that the planned items call for, in the order a reader meets them."""
     parts = [("margin_max", GREEDY), ("needle", NEEDLE), ("surprisal", SAMPLED)]
     return ALWAYS | {name: judge for metric, gates in parts if table.has(metric).any() for name, judge in gates.items()}
@@ -899,54 +654,6 @@ def confirming_arm(arm: str, served: Mapping[int, Sequence[str]]) -> str | None:
     others = served.get(1, ())
     name = arm.split("_", 2)[-1]
     return next((other for other in others if other.split("_", 2)[-1] == name), others[0] if others else None)
-
-
-def cover(table: ScoreTable, arms: Sequence[str], failures: Mapping[tuple[str, str], str]) -> Coverage:
-    """What became of every planned request of `arms`."""
-    failed: list[Unscored] = []
-    missing: list[Unscored] = []
-    for arm in arms:
-        answered, states = table.values(arm, "answered", worst=0.0), table.states(arm, "answered")
-        for index in np.flatnonzero(answered != 1):
-            item = table.items[index]
-            absent = states[index] == State.ABSENT
-            reason = failures.get((arm, item), "no record" if absent else "no scorable response")
-            (missing if absent else failed).append(Unscored(item_id=item, arm=arm, reason=reason))
-    planned = len(table.items) * len(arms)
-    return Coverage(planned=planned, scored=planned - len(failed) - len(missing), failed=failed, missing=missing)
-
-
-def summarise_evidence(table: ScoreTable, arms: Sequence[str]) -> EvidenceSummary:
-    """Evidence levels and prompt checks over the served responses."""
-    levels = np.concatenate([np.empty(0), *(table.values(arm, "evidence", worst=4.0) for arm in arms)])
-    prompt = np.concatenate([np.empty(0), *(table.values(arm, "prompt_equal") for arm in arms)])
-    by_ids = np.concatenate([np.empty(0), *(table.aux(arm, "prompt_equal", "by_ids") for arm in arms)])
-    known = np.isfinite(prompt)
-    return EvidenceSummary(
-        level_counts={name: int((levels == code).sum()) for code, name in enumerate(EVIDENCE_LEVELS)},
-        prompt_by_ids=int((known & (by_ids == 1)).sum()),
-        prompt_by_count=int((known & (by_ids != 1)).sum()),
-        prompt_unchecked=int((~known).sum()),
-    )
-
-
-def reference_problems(table: ScoreTable, floor: Floor, floor_arms: Sequence[str]) -> list[str]:
-    """Why the reference cannot be trusted: non-finite or missing scores of its own, or a judge that fails itself."""
-    problems = []
-    for arm in (JUDGE, *floor_arms):
-        bad = _nonfinite(table, arm)
-        for metric in table.metrics(arm):
-            bad |= table.states(arm, metric) == State.MISSING_AS_WORST
-        if bad.any():
-            item = table.items[int(np.flatnonzero(bad)[0])]
-            problems.append(f"reference arm '{arm}' has no finite score for {int(bad.sum())} items, first {item}")
-    own = table.values(JUDGE, "margin_max")
-    if (own > floor.tau_hard).any():
-        index = int(np.nanargmax(own))
-        problems.append(
-            f"the judge does not agree with its own greedy run: {own[index]:.3g} nat at {table.items[index]}"
-        )
-    return problems
 
 
 def noninferiority(low: float, high: float, margin: float) -> Status:
@@ -1028,10 +735,6 @@ def _test(
     )
 
 
-def _caveat(code: str, gate: str, detail: str) -> Caveat:
-    return Caveat(code=code, detail=detail, gate=gate)
-
-
 def _noisy(noisy: bool) -> str | None:
     return f"floor too noisy: {CAP_RULE}" if noisy else None
 
@@ -1044,10 +747,6 @@ def _unjudged(trial: Trial, metric: str, too_short: bool = False) -> str | None:
 
 def _first(*reasons: str | None) -> str | None:
     return next((reason for reason in reasons if reason), None)
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _mean(values: Floats) -> float:

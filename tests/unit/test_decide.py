@@ -1,0 +1,260 @@
+"""From gates and facts to one status, by precedence."""
+
+import jsonschema
+import pytest
+from pydantic import ValidationError
+from synthetic import ALL_SERVED, SERVED, TOOL, World, instance
+
+from assay.config import Resolved, UnsupportedConfig
+from assay.errors import StoreError
+from assay.records import Status
+from assay.verdicts.decide import judge_run, unsupported_verdict
+from assay.verdicts.model import (
+    Cleanup,
+    Coverage,
+    Death,
+    Instance,
+    Startup,
+    StartupFailure,
+    Verdict,
+    parse_verdict,
+    verdict_schema,
+)
+from assay.verdicts.scoretable import ScoreTable
+
+
+def judge(world: World, **facts) -> Verdict:
+    return judge_run(world.table(), world.margins(), world.facts(**facts), TOOL)
+
+
+def with_instances(first: dict | None = None, second: dict | None = None) -> dict:
+    changes = {0: first or {}, 1: second or {}}
+    return {"instances": tuple(instance(number, arms, **changes[number]) for number, arms in SERVED.items())}
+
+
+def never(kind: str) -> dict:
+    failure = StartupFailure(kind=kind, message="limit of 300 s passed", exit_code=1)
+    return {"startup": Startup(ready=False, seconds=300.0, failure=failure)}
+
+
+def without(world: World, *arms: str) -> World:
+    for arm in arms:
+        del world.arms[arm]
+    return world
+
+
+def test_a_clean_run_passes_and_claims_its_bound():
+    verdict = judge(World(dtype="float32"))
+    assert verdict.verdict is Status.PASS
+    assert (verdict.claim.bad, verdict.claim.n, round(verdict.claim.rate_upper95, 4)) == (0, 32, 0.0894)
+    assert "8.94 %" in verdict.reason
+    assert (verdict.coverage.planned, verdict.coverage.scored) == (96, 96)
+
+
+def test_a_verdict_survives_json_and_its_own_schema():
+    verdict = judge(World(needles=4))
+    content = verdict.model_dump(mode="json")
+    jsonschema.validate(content, verdict_schema())
+    assert parse_verdict(content, "x.json") == verdict
+
+
+def test_unknown_keys_of_a_verdict_are_refused_by_name():
+    content = judge(World()).model_dump(mode="json") | {"colour": "green"}
+    with pytest.raises(StoreError, match=r"x\.json: colour"):
+        parse_verdict(content, "x.json")
+
+
+def test_coverage_that_does_not_close_is_refused():
+    with pytest.raises(ValidationError, match="does not close"):
+        Coverage(planned=3, scored=2)
+
+
+def test_a_failing_gate_leads_the_reason():
+    world = World()
+    world.serve(noise=1.0)
+    verdict = judge(world)
+    assert verdict.verdict is Status.FAIL
+    assert verdict.reason.startswith("G-hard on served_0_alone: 32 items")
+
+
+def test_a_lost_response_fails_coverage_with_its_reason():
+    world = World()
+    world.arms["served_0_load"].fail(3)
+    verdict = judge(world, failures={("served_0_load", "item-000003"): "HTTP 500"})
+    assert verdict.verdict is Status.FAIL
+    assert "item-000003 on served_0_load: HTTP 500" in verdict.reason
+    assert [(entry.item_id, entry.reason) for entry in verdict.coverage.failed] == [("item-000003", "HTTP 500")]
+
+
+def test_a_response_without_any_record_is_missing():
+    world = World()
+    full = world.scores()
+    rows = full.filter(
+        [
+            not (a == "served_1_load" and i == "item-000001")
+            for a, i in zip(full["arm"].to_pylist(), full["item_id"].to_pylist(), strict=True)
+        ]
+    )
+    verdict = judge_run(ScoreTable.from_tables([rows], world.items), world.margins(), world.facts(), TOOL)
+    assert verdict.verdict is Status.FAIL
+    assert [entry.item_id for entry in verdict.coverage.missing] == ["item-000001"]
+
+
+def test_a_server_that_dies_mid_run_fails_coverage_and_the_reason_says_so():
+    world = World()
+    world.arms["served_1_load"].fail(31)
+    verdict = judge(world, **with_instances(second={"died": Death(message="killed by signal 9")}))
+    assert verdict.verdict is Status.FAIL
+    assert "killed by signal 9" in verdict.reason
+
+
+def test_a_server_that_exits_before_it_is_ready_fails_at_startup():
+    verdict = judge(without(World(), *ALL_SERVED), **with_instances(never("exited"), never("exited")))
+    assert verdict.verdict is Status.FAIL
+    assert verdict.reason.startswith("startup: instance 0 ended by itself")
+
+
+@pytest.mark.parametrize("kind", ["not_ready", "port_taken", "cannot_start"])
+def test_a_server_that_never_came_up_for_another_reason_is_an_error(kind):
+    verdict = judge(without(World(), *ALL_SERVED), **with_instances(never(kind), never(kind)))
+    assert verdict.verdict is Status.ERROR
+    assert "nothing was measured" in verdict.reason
+
+
+def test_a_fault_stands_when_the_confirming_instance_never_came_up():
+    world = World()
+    world.serve(noise=1.0)
+    verdict = judge(without(world, "served_1_load"), **with_instances(second=never("not_ready")))
+    assert verdict.verdict is Status.FAIL
+    hard = next(gate for gate in verdict.gates if gate.id == "G-hard")
+    assert not hard.confirm.performed
+
+
+def test_an_identity_that_changed_is_an_error_even_with_failing_gates():
+    world = World()
+    world.serve(noise=1.0)
+    verdict = judge(world, **with_instances({"changed": ["commit"]}))
+    assert verdict.verdict is Status.ERROR
+    assert "commit" in verdict.reason
+
+
+def test_leftovers_are_an_error_and_a_kill_is_a_caveat():
+    dirty = Cleanup(stopped_by="SIGTERM", clean=False, leftover=[{"pid": 7}], port_free=True)
+    assert judge(World(), **with_instances({"cleanup": dirty})).verdict is Status.ERROR
+    killed = Cleanup(stopped_by="SIGKILL", clean=True, port_free=True)
+    verdict = judge(World(), **with_instances({"cleanup": killed}))
+    assert (verdict.verdict, [caveat.code for caveat in verdict.caveats]) == (Status.PASS_WITH_CAVEAT, ["killed"])
+
+
+def test_no_planned_item_is_an_error():
+    world = World()
+    verdict = judge_run(ScoreTable([]), {}, world.facts(), TOOL)
+    assert (verdict.verdict, verdict.coverage.planned) == (Status.ERROR, 0)
+
+
+def test_a_broken_reference_is_an_error_not_a_fail():
+    world = World()
+    world.serve(noise=1.0)
+    world.arms["judge"].undefine("margin_max", 0, "nonfinite")
+    assert judge(world).verdict is Status.ERROR
+    world = World()
+    world.add("judge", noise=1.0)
+    assert "does not agree with its own" in judge(world).reason
+
+
+def test_one_instance_is_a_caveat():
+    verdict = judge(without(World(), "served_1_load"), instances=(instance(0, SERVED[0]),))
+    assert [caveat.code for caveat in verdict.caveats] == ["single_instance"]
+
+
+# --- controls ---
+
+
+def test_planted_faults_are_caught_and_healthy_arms_pass():
+    world = World(floors=4)
+    world.control("noise", "G-logprob", noise=0.3)
+    verdict = judge(world)
+    assert verdict.verdict is Status.PASS
+    assert [control.got for control in verdict.controls.positive] == [Status.FAIL]
+    assert {control.got for control in verdict.controls.negative} == {Status.PASS}
+    assert len(verdict.controls.negative) == 4 * 6
+    assert verdict.controls.null_p_ks > 0.001
+
+
+def test_a_gate_blind_to_its_planted_fault_is_an_error():
+    world = World()
+    world.control("nothing", "G-logprob")
+    verdict = judge(world)
+    assert verdict.verdict is Status.ERROR
+    assert verdict.reason.startswith("gate blind: G-logprob misses the planted fault 'nothing'")
+
+
+def test_a_fail_of_a_blind_gate_is_not_believed():
+    world = World(dtype="float32")
+    deltas = world.rng.normal(0, 0.01, world.gaps.shape)
+    world.serve(margins=world.tokens["judge"], deltas=deltas)
+    assert judge(world).verdict is Status.FAIL
+    world.control("a", "G-logprob")
+    world.control("b", "G-KL")
+    assert judge(world).verdict is Status.ERROR
+
+
+def test_a_control_without_scores_is_an_error():
+    world = World()
+    world.controls["forgotten"] = "G-hard"
+    assert judge(world).verdict is Status.ERROR
+
+
+def test_a_control_whose_gate_has_no_evidence_is_not_applicable():
+    world = World(needles=3)
+    for arm in ALL_SERVED:
+        world.arms[arm].undefine("logprob_rms")
+    world.controls |= {"shifted": "G-logprob", "lost": "G-needle", "hot": "G-surprisal"}
+    verdict = judge(world)
+    assert {control.got for control in verdict.controls.positive} == {"not_applicable"}
+    assert verdict.verdict is Status.PASS_WITH_CAVEAT
+
+
+def test_a_floor_arm_that_fails_against_the_others_makes_the_gate_trigger_happy():
+    world = World(floors=3)
+    world.add(world.floor_arms[0], noise=0.2)
+    verdict = judge(world)
+    assert verdict.verdict is Status.ERROR
+    assert "trigger-happy" in verdict.reason
+    assert world.floor_arms[0] in verdict.reason
+
+
+# --- other ---
+
+
+def test_an_unsupported_config_says_why():
+    config = Resolved(
+        name="big", entry=UnsupportedConfig(unsupported="no reference yet"), family=None, arm=None, fault=None
+    )
+    verdict = unsupported_verdict(config, TOOL)
+    assert (verdict.verdict, verdict.reason) == (Status.UNSUPPORTED, "no reference yet")
+    assert parse_verdict(verdict.model_dump(mode="json"), "x") == verdict
+
+
+def test_an_instance_is_read_from_its_files_and_an_unmeasured_end_counts_as_changed():
+    identity = {
+        "instance": 0,
+        "start": {"version": "1"},
+        "end": None,
+        "changed": None,
+        "startup": {"ready": True, "seconds": 2.0, "failure": None},
+        "died": None,
+    }
+    cleanup = {"stopped_by": "SIGINT", "seconds": 1.0, "exit_code": 0, "leftover": [], "port_free": True, "clean": True}
+    assert Instance.measured(identity, cleanup, ["served_0_alone"]).changed
+    died = identity | {"died": {"message": "exited with 1", "exit_code": 1, "log_tail": ""}}
+    assert not Instance.measured(died, cleanup, ["served_0_alone"]).changed
+
+
+@pytest.mark.parametrize(("dtype", "floors"), [("bfloat16", 2), ("bfloat16", 4), ("float32", 2)])
+def test_healthy_servers_with_fresh_noise_on_every_pass_never_fail(dtype, floors):
+    for seed in range(5):
+        world = World(dtype=dtype, floors=floors, seed=100 + seed)
+        for arm in ALL_SERVED:
+            world.add(arm)
+        assert judge(world).verdict in (Status.PASS, Status.PASS_WITH_CAVEAT)
