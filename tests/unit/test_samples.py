@@ -187,7 +187,9 @@ def test_a_needle_is_at_its_depth_with_one_distractor_and_an_exact_answer(built:
         length, depth = (float(tag.partition(":")[2]) for tag in row["tags"][1:])
         text = json.loads(row["request"])["messages"][0]["content"]
         facts = [
-            line for line in text.replace("\n", " ").split(". ") if "access code of the" in line and " is " in line
+            line
+            for line in text.replace("\n", " ").split(". ")
+            if "special magic number for" in line and " is " in line
         ]
         codes = [fact.rpartition(" ")[2].rstrip(".") for fact in facts if "What is" not in fact]
         assert row["expected"].isdecimal()

