@@ -5,12 +5,12 @@ import pytest
 from pydantic import ValidationError
 from synthetic import ALL_SERVED, SERVED, TOOL, World, instance
 
-from assay.config import Resolved, UnsupportedConfig
 from assay.errors import StoreError
 from assay.records import Status
 from assay.verdicts.decide import judge_run, unsupported_verdict
 from assay.verdicts.model import (
     Cleanup,
+    ConfigInfo,
     Coverage,
     Death,
     Instance,
@@ -229,10 +229,7 @@ def test_a_floor_arm_that_fails_against_the_others_makes_the_gate_trigger_happy(
 
 
 def test_an_unsupported_config_says_why():
-    config = Resolved(
-        name="big", entry=UnsupportedConfig(unsupported="no reference yet"), family=None, arm=None, fault=None
-    )
-    verdict = unsupported_verdict(config, TOOL)
+    verdict = unsupported_verdict(ConfigInfo(name="big"), "no reference yet", TOOL)
     assert (verdict.verdict, verdict.reason) == (Status.UNSUPPORTED, "no reference yet")
     assert parse_verdict(verdict.model_dump(mode="json"), "x") == verdict
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from sets import write_locked_set
 
 from assay.canonical import canonical_json, sha256_file, sha256_text
 from assay.client.openai import not_sent
@@ -16,7 +17,7 @@ from assay.config import load, read_yaml
 from assay.engines.plan import effective_options, serve_plan
 from assay.errors import ServerError, StoreError
 from assay.generate import Outputs, generate
-from assay.store import read_json, read_provenance, read_rows, table_from_rows, write_json, write_table
+from assay.store import read_json, read_provenance, read_rows, write_json
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "data" / "fake_server.py"
@@ -41,8 +42,8 @@ def workspace(tmp_path, monkeypatch):
         }
         for index in range(N_ITEMS)
     ]
-    write_table("a.parquet", "items", table_from_rows("items", rows[:12]), {})
-    write_table("b.parquet", "items", table_from_rows("items", rows[12:]), {})
+    write_locked_set(Path("a.parquet"), rows[:12])
+    write_locked_set(Path("b.parquet"), rows[12:])
     return tmp_path
 
 
