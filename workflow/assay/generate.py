@@ -9,16 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from assay.client.openai import ClientPlan, not_sent, probe_generation, send_set
 from assay.config import ClientSpec
@@ -26,6 +20,7 @@ from assay.engines.identity import Identity, changed, measure
 from assay.engines.plan import effective_options, server_environment
 from assay.engines.process import POLL_S, Cleanup, Death, Launch, Probe, Server, StartFailure, serve
 from assay.errors import ServerError, StoreError
+from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import ResponseStatus
 from assay.samples.lock import load_set
@@ -33,7 +28,6 @@ from assay.store import read_json, table_from_rows, write_json, write_table
 
 log = logging.getLogger(__name__)
 
-LOG_EVERY_S = 15
 LAST_ANSWERS_S = 2  # requests in flight when the server dies break off by themselves; none is waited for longer
 
 Row = dict[str, Any]
@@ -142,7 +136,7 @@ async def _walk(
 ) -> list[Row]:
     """One pass: a row for every item, also when the server dies on the way."""
     done: dict[str, Row] = {}
-    with _progress(arm, len(items)) as advance:
+    with progress(arm, len(items)) as advance:
 
         def on_result(row: Row) -> None:
             done[row["item_id"]] = row
@@ -208,25 +202,3 @@ def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[
         },
         "died": asdict(run.death) if run.death else None,
     }
-
-
-@contextmanager
-def _progress(arm: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yield a function that counts one answer: a bar on a terminal, else a log line now and then."""
-    started = shown = time.monotonic()
-    count = 0
-
-    def say() -> None:
-        nonlocal count, shown
-        count += 1
-        if count == total or time.monotonic() - shown > LOG_EVERY_S:
-            shown = time.monotonic()
-            log.info("%s: %d of %d answered after %.0f s", arm, count, total, shown - started)
-
-    if not sys.stderr.isatty():
-        yield say
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(arm, total=total)
-        yield lambda: bar.advance(task)

@@ -7,7 +7,6 @@ metric never needs the model again.
 from __future__ import annotations
 
 import json
-import logging
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from assay import store
+from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import JUDGE, Evidence, ResponseStatus
 from assay.references.causal_lm import CausalLM, Forced, Prompt, arm_settings
 from assay.samples.lock import load_set
-
-log = logging.getLogger(__name__)
 
 ITEMS_PER_ROW_GROUP = 64
 
@@ -58,7 +56,10 @@ def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: 
         by_item[row["item_id"]].append(row)
     options = {"settings": asdict(model.settings)}
     inputs = [*items_paths, responses_path]
-    with store.table_writer(output, "tokens", provenance("judge", inputs, options)) as writer:
+    with (
+        store.table_writer(output, "tokens", provenance("judge", inputs, options)) as writer,
+        progress("items judged", len(by_item)) as advance,
+    ):
         pending: list[dict[str, Any]] = []
         for number, (item_id, responses) in enumerate(sorted(by_item.items()), 1):
             prompt = model.prompt(item_id, json.loads(items[item_id]["request"]))
@@ -68,7 +69,7 @@ def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: 
             if number % ITEMS_PER_ROW_GROUP == 0 or number == len(by_item):
                 writer.write(store.table_from_rows("tokens", pending))
                 pending = []
-            log.info("%d of %d items judged", number, len(by_item))
+            advance()
 
 
 def sequences_of(row: dict[str, Any], model: CausalLM) -> list[Sequence]:

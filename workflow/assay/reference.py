@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from assay import store
-from assay.canonical import sha256_json
+from assay.canonical import sha256_text
+from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import Evidence, ResponseStatus
-from assay.references.causal_lm import CausalLM, arm_settings
+from assay.references.causal_lm import CausalLM, Generation, Prompt, arm_settings
 from assay.samples.lock import load_set
-
-log = logging.getLogger(__name__)
 
 
 def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path) -> None:
@@ -32,30 +31,34 @@ def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, out
     model = CausalLM(model_dir, settings)
     prompts = {key: model.prompt(key, json.loads(row["request"])) for key, row in items.items()}
     rows = []
-    for done in model.generate(list(prompts.values())):
-        rows.append(
-            {
-                "item_id": done.item_id,
-                "set_id": items[done.item_id]["set_id"],
-                "arm": arm,
-                "status": ResponseStatus.OK,
-                "finish_reason": done.finish_reason,
-                "evidence": Evidence.E0,
-                "attempts": 1,
-                "prompt_tokens": len(prompts[done.item_id].ids),
-                "output_tokens": len(done.token_ids),
-                "text": model.decode(done.token_ids),
-                "prompt_token_ids": prompts[done.item_id].ids,
-                "token_ids": done.token_ids,
-                "token_logprobs": done.logprobs,
-                "top_token_ids": done.top_ids,
-                "top_logprobs": done.top_logprobs,
-                "output_sha256": sha256_json(done.token_ids),
-            }
-        )
-        log.info("%s: %d of %d items generated", arm, len(rows), len(items))
+    with progress(f"{arm}: items generated", len(items)) as advance:
+        for done in model.generate(list(prompts.values())):
+            rows.append(
+                _row(model, prompts[done.item_id], done) | {"set_id": items[done.item_id]["set_id"], "arm": arm}
+            )
+            advance()
     special = {"eos_ids": sorted(model.eos_ids), "bos_id": model.tokenizer.bos_token_id}
     options = {"arm": arm, "settings": asdict(settings), **special}
     store.write_table(
         output, "responses", store.table_from_rows("responses", rows), provenance("reference", [items_path], options)
     )
+
+
+def _row(model: CausalLM, prompt: Prompt, done: Generation) -> dict[str, Any]:
+    text = model.decode(done.token_ids)
+    return {
+        "item_id": done.item_id,
+        "status": ResponseStatus.OK,
+        "finish_reason": done.finish_reason,
+        "evidence": Evidence.E0,
+        "attempts": 1,
+        "prompt_tokens": len(prompt.ids),
+        "output_tokens": len(done.token_ids),
+        "text": text,
+        "prompt_token_ids": prompt.ids,
+        "token_ids": done.token_ids,
+        "token_logprobs": done.logprobs,
+        "top_token_ids": done.top_ids,
+        "top_logprobs": done.top_logprobs,
+        "output_sha256": sha256_text(text),
+    }

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tokenizers import Tokenizer
 
 from assay import store
 from assay.metrics import text as metrics
@@ -27,6 +28,7 @@ from assay.verdicts.planted import CONTROLS, Control
 
 log = logging.getLogger(__name__)
 
+REPLACEMENT = "\ufffd"
 LEVELS = {Evidence.E0: 0, Evidence.E1: 1, Evidence.E2: 2, Evidence.E3: 3, Evidence.NONE: 4}
 
 
@@ -60,6 +62,11 @@ class Reference:
     token_ids: dict[str, np.ndarray]
     eos_ids: frozenset[int]
     bos_id: int | None
+    tokenizer: Tokenizer
+
+    def text(self, ids: list[int]) -> str:
+        """Text of `ids` as servers show it: without special tokens, and without a character cut off at the end."""
+        return str(self.tokenizer.decode(ids)).rstrip(REPLACEMENT)
 
 
 @dataclass
@@ -78,6 +85,7 @@ def score(
     items_paths: list[Path],
     served: list[tuple[Path, Path]],
     references: list[tuple[Path, Path]],
+    tokenizer_path: Path,
     options: Mapping[str, Any],
     scores_path: Path,
     floor_path: Path,
@@ -88,13 +96,14 @@ def score(
         items_paths: `items` tables of the sample sets.
         served: (responses, tokens) of each server instance, instance 0 first.
         references: (responses, tokens) of each sample set and reference arm.
+        tokenizer_path: the reference's tokenizer.json, which says what text some ids are.
         options: scoring options (`assay.config.TextGates`).
         scores_path, floor_path: Parquet files to write.
     """
     items = read_items(items_paths)
     plan = store.read_provenance(served[0][0])["options"]
     lossy = _only_text(served)
-    reference = _read_reference(references, lossy)
+    reference = _read_reference(references, lossy, Tokenizer.from_file(str(tokenizer_path)))
     inputs = [*items_paths, *(path for pair in served + references for path in pair)]
     origin = provenance("score", inputs, {"run": plan, "scoring": dict(options)})
     floor_arms = set(plan["reference"]["arms"]) - {JUDGE}
@@ -149,7 +158,7 @@ def _arms(
             )
 
 
-def _read_reference(references: list[tuple[Path, Path]], lossy: bool) -> Reference:
+def _read_reference(references: list[tuple[Path, Path]], lossy: bool, tokenizer: Tokenizer) -> Reference:
     prompt_ids: dict[str, list[int]] = {}
     token_ids: dict[str, np.ndarray] = {}
     options: dict[str, Any] = {}
@@ -161,7 +170,7 @@ def _read_reference(references: list[tuple[Path, Path]], lossy: bool) -> Referen
             prompt_ids[row["item_id"]] = row["prompt_token_ids"]
         for block in _blocks(tokens, JUDGE, lossy):
             token_ids |= dict(zip(block.item_ids, block.split(block.token_id), strict=True))
-    return Reference(prompt_ids, token_ids, frozenset(options["eos_ids"]), options["bos_id"])
+    return Reference(prompt_ids, token_ids, frozenset(options["eos_ids"]), options["bos_id"], tokenizer)
 
 
 def _blocks(path: Path, arm: str, lossy: bool) -> Iterator[TokenBlock]:
@@ -328,6 +337,8 @@ def _response_rows(
             ("bos_ok", "bool", 1),
             ("tokens_after_eos", "count", -1),
             ("finish_ok", "bool", 1),
+            ("text_ok", "bool", 1),
+            ("usage_ok", "bool", 1),
             ("output_tokens", "token", 0),
             ("needle", "bool", 1),
         )
@@ -375,6 +386,9 @@ def _add_structure(
         add("output_tokens", key, length, ref=len(reference.token_ids.get(key, ())), limit=item.max_tokens)
     if ids is not None:
         add("tokens_after_eos", key, metrics.tokens_after_eos(ids, reference.eos_ids))
+        add("text_ok", key, (response["text"] or "").rstrip(REPLACEMENT) == reference.text(ids))
+        if response["output_tokens"] is not None:
+            add("usage_ok", key, response["output_tokens"] == len(ids))
     add("finish_ok", key, _finish_ok(response["finish_reason"], ids, length, item.max_tokens, reference.eos_ids))
 
 

@@ -1,5 +1,6 @@
 rule score:
     input:
+        model=judge_manifest,
         sets=sets_of,
         responses=instance_files("results/outputs", ".parquet"),
         tokens=instance_files("results/judged", ".parquet"),

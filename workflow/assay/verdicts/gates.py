@@ -73,7 +73,7 @@ def structure_gate(trial: Trial) -> Draft:
     """G-struct: what must hold for every answered item, without statistics.
 
     The prompt has the judge's tokens (ids, else their count); one BOS where the tokenizer adds one; nothing after EOS;
-    a finish reason that fits the length; finite scores; lengths like the reference's. Two length rules: (1) an item
+    a finish reason that fits the length; text and usage that fit the tokens; finite scores; lengths like the reference's. Two length rules: (1) an item
     whose every token is the judge's choice, by ids, and whose length differs by more than one token and the allowed
     ratio was cut short or ran on; (2) the ratio of total lengths is inside the allowed range, unless every item outside
     it is explained by a near-tie divergence (a margin above 0 and up to tau_hard).
@@ -85,6 +85,8 @@ def structure_gate(trial: Trial) -> Draft:
         "not exactly one BOS": table.values(arm, "bos_ok") == 0,
         "tokens after the end of sequence": table.values(arm, "tokens_after_eos") > 0,
         "finish reason does not fit the length": table.values(arm, "finish_ok") == 0,
+        "the text is not that of the tokens": table.values(arm, "text_ok") == 0,
+        "the usage count is not that of the tokens": table.values(arm, "usage_ok") == 0,
         "non-finite score": nonfinite(table, arm),
         "length differs without a near tie": _length_outliers(trial),
     }
