@@ -73,10 +73,11 @@ def structure_gate(trial: Trial) -> Draft:
     """G-struct: what must hold for every answered item, without statistics.
 
     The prompt has the judge's tokens (ids, else their count); one BOS where the tokenizer adds one; nothing after EOS;
-    a finish reason that fits the length; text and usage that fit the tokens; finite scores; lengths like the reference's. Two length rules: (1) an item
-    whose every token is the judge's choice, by ids, and whose length differs by more than one token and the allowed
-    ratio was cut short or ran on; (2) the ratio of total lengths is inside the allowed range, unless every item outside
-    it is explained by a near-tie divergence (a margin above 0 and up to tau_hard).
+    a finish reason that fits the length; text and usage that fit the tokens; finite scores; lengths like the
+    reference's. Two length rules: (1) an item whose every token is the judge's choice, by ids, and whose length differs
+    by more than one token and the allowed ratio was cut short or ran on; (2) the ratio of total lengths is inside the
+    allowed range, unless every item outside it is explained by a near-tie divergence (a margin above 0 and up to
+    tau_hard).
     """
     table, arm = trial.table, trial.arm
     answered = ~trial.failed(arm)
