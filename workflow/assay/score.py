@@ -357,6 +357,8 @@ def _response_rows(
         if item.expected is not None:
             right = ok and metrics.needle_correct(item.expected, response["text"] or "")  # type: ignore[index]
             add("needle", key, right, prompt_tokens=len(reference.prompt_ids[key]))
+        if response is not None:
+            _add_prompt(add, key, response, reference)
         if not ok or response is None:
             continue
         level = LEVELS[Evidence(response["evidence"])]
@@ -366,9 +368,8 @@ def _response_rows(
     return [rows for rows in table.values() if rows.item_ids]
 
 
-def _add_structure(
-    add: Callable[..., None], key: str, item: Item, response: Mapping[str, Any], reference: Reference
-) -> None:
+def _add_prompt(add: Callable[..., None], key: str, response: Mapping[str, Any], reference: Reference) -> None:
+    """Whether the server read the prompt that the reference reads; known for a failed answer too, if it was counted."""
     expected = reference.prompt_ids[key]
     prompt, count = response["prompt_token_ids"], response["prompt_tokens"]
     if prompt is not None:
@@ -378,8 +379,13 @@ def _add_structure(
             add("bos_ok", key, bos[0] == bos[1], served=bos[0], ref=bos[1])
     elif count is not None:
         add("prompt_equal", key, count == len(expected), by_ids=0, served=count, ref=len(expected))
-    else:
+    elif response["status"] == ResponseStatus.OK:
         add("prompt_equal", key, None)
+
+
+def _add_structure(
+    add: Callable[..., None], key: str, item: Item, response: Mapping[str, Any], reference: Reference
+) -> None:
     ids = response["token_ids"]
     length = len(ids) if ids is not None else response["output_tokens"]
     if length is not None:

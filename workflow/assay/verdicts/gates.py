@@ -41,6 +41,7 @@ from assay.verdicts.trial import SHOWN_ITEMS, Draft, Floor, Trial, caveat, settl
 
 MIN_SAMPLED_ITEMS = 8  # the surprisal test is asymptotic
 SUPPORT_NOISE = 1e-3  # tokens outside the declared support that rounding at its boundary explains (measured: 2e-4)
+PROMPT = "the prompt differs"  # the one breach that an answer without content can show as well
 KL_ROUNDING = 1e-6  # nat: what float32 logprobs leave of a KL of zero (measured on float32 engines: 4e-8 to 4e-7)
 CAP_RULE = "a floor above the cap makes the gate inconclusive, never wider"
 
@@ -70,7 +71,7 @@ def coverage_gate(trial: Trial) -> Draft:
 
 
 def structure_gate(trial: Trial) -> Draft:
-    """G-struct: what must hold for every answered item, without statistics.
+    """G-struct: what must hold for every answered item (for its prompt: for every counted one), without statistics.
 
     The prompt has the judge's tokens (ids, else their count); one BOS where the tokenizer adds one; nothing after EOS;
     a finish reason that fits the length; text and usage that fit the tokens; finite scores; lengths like the
@@ -82,7 +83,7 @@ def structure_gate(trial: Trial) -> Draft:
     table, arm = trial.table, trial.arm
     answered = ~trial.failed(arm)
     broken = {
-        "the prompt differs": table.values(arm, "prompt_equal") == 0,
+        PROMPT: table.values(arm, "prompt_equal") == 0,
         "not exactly one BOS": table.values(arm, "bos_ok") == 0,
         "tokens after the end of sequence": table.values(arm, "tokens_after_eos") > 0,
         "finish reason does not fit the length": table.values(arm, "finish_ok") == 0,
@@ -91,7 +92,7 @@ def structure_gate(trial: Trial) -> Draft:
         "non-finite score": nonfinite(table, arm),
         "length differs without a near tie": _length_outliers(trial),
     }
-    broken = {name: mask & answered for name, mask in broken.items()}
+    broken = {name: mask & (answered | (name == PROMPT)) for name, mask in broken.items()}
     bad = np.logical_or.reduce(list(broken.values()))
     found = [f"{name} ({int(mask.sum())})" for name, mask in broken.items() if mask.any()]
     unchecked = int((answered & np.isnan(table.values(arm, "prompt_equal"))).sum())
@@ -111,7 +112,7 @@ def structure_gate(trial: Trial) -> Draft:
             unit="count",
             threshold=Threshold(value=0, source="absolute", detail="no item may break the contract"),
             worst=[WorstItem(item_id=table.items[i], value=1) for i in np.flatnonzero(bad)[:SHOWN_ITEMS]],
-            diagnosis=_prompt_hints(trial, broken["the prompt differs"]),
+            diagnosis=_prompt_hints(trial, broken[PROMPT]),
             caveats=caveats,
             detail="; ".join(found) if found else f"{int(answered.sum())} items keep prompt, end and length",
         ),
