@@ -196,7 +196,7 @@ def test_the_examples_make_configs_that_can_be_planned(tmp_path):
     ("file", "change", "message"),
     [
         ("config/configs.yaml", ("kappa", "kapa"), "unknown key 'kapa'"),
-        ("config/families/my_model.yaml", ("context", "contexts"), "unknown key 'contexts'"),
+        ("config/families/my_model.yaml", ("context", "contexts"), "unknown key 'model.contexts'"),
         ("config/families/my_model.yaml", ("my_model}", "your_model}"), "unknown source 'your_model'"),
         ("config/arms/my-engine.yaml", ("start_limit_s", "start_limit"), "unknown key 'start_limit'"),
         ("config/sources.yaml", ('000000"', '"'), "should match pattern"),
