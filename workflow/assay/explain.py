@@ -126,7 +126,7 @@ def _gate_table(gates: list[Gate]) -> Table:
             gate.arm.removeprefix("served_"),
             Text(gate.status.value, style=STYLES[gate.status]),
             _number(gate.value, gate.unit),
-            _number(limit, gate.unit),
+            "–" if limit is None else f"{limit:.3g}",
             "\n".join([gate.detail, *(hint.hint for hint in gate.diagnosis)]),
         )
     return table

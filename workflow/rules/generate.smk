@@ -12,6 +12,8 @@ rule generate:
         "logs/generate/{config}/{instance}.log",
     benchmark:
         "benchmarks/generate/{config}/{instance}.tsv"
+    # The longest job of a run: started first, it overlaps with the reference.
+    priority: 10
     resources:
         mem_mb=6000,
         runtime=60,

@@ -1,0 +1,98 @@
+"""Real engines, real weights, end to end: what a user is told is what is true."""
+
+import io
+
+import jsonschema
+import pytest
+import yaml
+from rich.console import Console
+
+from assay.explain import explain
+from assay.gate import check
+from assay.records import Status
+from assay.verdict import verify
+
+pytestmark = pytest.mark.engine
+
+
+def codes(verdict):
+    return {caveat.code for caveat in verdict.caveats}
+
+
+def failed(verdict):
+    return {gate.id for gate in verdict.gates if gate.status is Status.FAIL}
+
+
+def page(workspace, name):
+    output = io.StringIO()
+    explain(workspace.path / f"results/verdicts/{name}.json", Console(file=output, width=160))
+    return output.getvalue()
+
+
+def test_the_default_engine_passes_on_text_evidence_and_says_so(workspace):
+    verdict = workspace.verdict("smollm2_135m")
+    assert verdict.verdict is Status.PASS_WITH_CAVEAT, page(workspace, "smollm2_135m")
+    assert {"retokenised", "logprobs_missing"} <= codes(verdict)
+    assert verdict.coverage.scored == verdict.coverage.planned == 3 * 40
+
+
+def test_every_verdict_is_valid_by_the_committed_schema_and_follows_from_its_scores(workspace):
+    workspace.verdict("smollm2_135m")
+    schema = yaml.safe_load((workspace.path / "config/schemas/verdict.schema.yaml").read_text())
+    for file in (workspace.path / "results/verdicts").glob("*.json"):
+        jsonschema.validate(yaml.safe_load(file.read_text()), schema)
+        if not file.stem.startswith("qwen"):
+            assert verify(file) == []
+
+
+def test_the_embedded_engine_passes_on_full_evidence(workspace):
+    verdict = workspace.verdict("smollm2_135m_embedded")
+    assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "smollm2_135m_embedded")
+    assert verdict.evidence.level_counts["E0"] == verdict.coverage.planned
+    planted = [control for control in verdict.controls.positive if control.got != "not_applicable"]
+    assert len(planted) >= 8
+    assert all(control.got is Status.FAIL for control in planted)
+
+
+def test_a_planted_fault_fails_beside_its_clean_twin(workspace):
+    clean = workspace.verdict("smollm2_135m_embedded")
+    verdict = workspace.verdict("smollm2_135m_embedded+rope_theta")
+    assert verdict.verdict is Status.FAIL
+    assert {"G-hard", "G-logprob", "G-KL"} <= failed(verdict)
+    assert workspace.verdict("smollm2_135m_embedded") == clean
+    assert "⟨" in page(workspace, "smollm2_135m_embedded+rope_theta")
+
+
+def test_vllm_in_float32_passes_on_full_evidence(workspace):
+    verdict = workspace.verdict("smollm2_135m_vllm")
+    assert verdict.verdict is Status.PASS, page(workspace, "smollm2_135m_vllm")
+    assert verdict.evidence.level_counts["E0"] == verdict.coverage.planned
+
+
+def test_vllm_in_bfloat16_passes_at_its_own_floor(workspace):
+    verdict = workspace.verdict("smollm2_135m_vllm_bf16")
+    assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "smollm2_135m_vllm_bf16")
+    assert all(arm.startswith("bfloat16-") for arm in verdict.reference.floor_arms)
+
+
+def test_a_wrong_engine_that_nobody_planted_fails_and_the_page_says_why(workspace):
+    verdict = workspace.verdict("smollm2_135m_cyllama")
+    assert verdict.verdict is Status.FAIL
+    assert "G-struct" in failed(verdict)
+    assert "chat template" in page(workspace, "smollm2_135m_cyllama")
+
+
+def test_an_unsupported_config_gets_a_verdict_that_says_why(workspace):
+    verdict = workspace.verdict("qwen3_omni")
+    assert (verdict.verdict, verdict.coverage.planned) == (Status.UNSUPPORTED, 0)
+    assert "omni" in verdict.reason
+
+
+def test_the_gate_stops_on_a_fail_and_lets_a_caveat_through(workspace):
+    workspace.verdict("smollm2_135m")
+    workspace.verdict("smollm2_135m_cyllama")
+    folder = workspace.path / "results/verdicts"
+    assert check([folder / "smollm2_135m.json"]) == []
+    (line,) = check([folder / "smollm2_135m.json", folder / "smollm2_135m_cyllama.json"])
+    assert line.startswith("smollm2_135m_cyllama: FAIL")
+    assert check([folder / "smollm2_135m.json"], allowed_caveats=set())
