@@ -59,6 +59,18 @@ def diff(
 
 
 @app.command()
+def status(
+    verdict: VerdictFile, strict: Annotated[bool, typer.Option(help="Exit 5 on a pass with caveats")] = False
+) -> None:
+    """Print a verdict's status and exit with its code, for scripts."""
+    from assay.gate import exit_code, read_verdict
+
+    found = read_verdict(verdict).verdict
+    console.print(found.value)
+    raise typer.Exit(exit_code(found, strict))
+
+
+@app.command()
 def cases(file: Annotated[Path, typer.Argument(help="Metric vectors, JSON", show_default=False)]) -> None:
     """Run metric vectors against the library, one line each; exit 1 on any wrong value."""
     from assay.cases import run_cases
@@ -84,6 +96,27 @@ def configs(
     if gaps:
         raise AssayError("\n".join(gaps))
     console.print("every deployment is mapped, and every mapped deployment is there")
+
+
+@app.command()
+def lock(
+    name: Annotated[str, typer.Argument(metavar="SET", help="A recipe under samplesets/", show_default=False)],
+    folder: Annotated[Path, typer.Option(help="Where recipes and locks lie")] = Path("samplesets"),
+    resources: Annotated[Path, typer.Option(help="Where the fetched sources lie")] = Path("resources"),
+) -> None:
+    """Build a sample set from its fetched sources and make the result its lock, to be reviewed and committed."""
+    from assay.samples.build import write_lock
+    from assay.samples.lock import lock_path, read_lock
+
+    path = lock_path(name, folder)
+    before = read_lock(name, folder).items if path.exists() else {}
+    after = write_lock(name, folder, resources).items
+    kept = before.keys() & after.keys()
+    changed = sum(before[item] != after[item] for item in kept)
+    console.print(
+        f"{path}: {len(after)} items ({len(after) - len(kept)} added, {len(before) - len(kept)} removed, "
+        f"{changed} changed)"
+    )
 
 
 @app.command()
