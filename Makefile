@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VERDICT := results/verdicts/smollm2_135m.json
 
-.PHONY: verdict test check format lint types workflow-lint clean FORCE
+.PHONY: verdict test fault-matrix check format lint types workflow-lint clean FORCE
 
 ## Serve a real model, judge it, and say what came out.
 verdict: $(VENV)/run
@@ -36,6 +36,11 @@ types: $(VENV)/dev
 ## Any result: `make results/verdicts/smollm2_135m_vllm.json`.
 results/%: $(VENV)/run FORCE
 	$(BIN)/snakemake --cores $(CORES) $@
+
+## The fault matrix: every plantable fault by the gates that catch it, written to docs/faults/.
+fault-matrix: $(VENV)/run
+	$(BIN)/snakemake --cores $(CORES) docs/faults/faults_32.md docs/faults/faults_32_bf16.md \
+		docs/faults/faults_100.md docs/faults/faults_sampled.md --keep-going
 
 $(VENV)/run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

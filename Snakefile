@@ -21,6 +21,7 @@ include: "workflow/rules/reference.smk"
 include: "workflow/rules/judge.smk"
 include: "workflow/rules/score.smk"
 include: "workflow/rules/verdict.smk"
+include: "workflow/rules/fault_matrix.smk"
 
 
 wildcard_constraints:

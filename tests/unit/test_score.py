@@ -252,6 +252,7 @@ def test_text_evidence_sends_the_floor_through_text_as_well(toy):
     assert scores["served_0_alone", "x", "evidence"]["value"] == 2
     # z answered, but its text did not survive encoding and decoding: it was not judged and proves no more than E3
     assert scores["served_0_alone", "z", "evidence"]["value"] == 3
+    assert scores["served_0_alone", "z", "margin_max"]["flag"] == "undefined"
 
 
 def test_sampled_items_have_surprisal_and_support_and_no_margins(tmp_path):

@@ -120,22 +120,6 @@ def lock(
 
 
 @app.command()
-def matrix(
-    verdicts: Annotated[list[Path], typer.Argument(help="Verdict files of planted and clean runs", show_default=False)],
-    output: Annotated[Path, typer.Option(help="Markdown file to write", show_default=False)],
-    title: Annotated[str, typer.Option()] = "Fault matrix",
-    folder: Annotated[Path, typer.Option(help="Configuration directory")] = Path("config"),
-) -> None:
-    """Write the fault matrix: planted fault by gate that caught it, beside what other projects' rules say."""
-    from assay.matrix import matrix as read
-    from assay.matrix import render
-    from assay.store import write_text
-
-    settings = config.read_yaml(folder / "config.yaml")
-    write_text(output, render(read(verdicts, config.load(settings, folder).faults), title))
-
-
-@app.command()
 def schemas(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("config/schemas")) -> None:
     """Write the JSON Schemas of the configuration files, the sample set recipes and the verdict."""
     from assay.samples.recipe import recipe_schema

@@ -232,6 +232,7 @@ class ServedConfig(Strict):
     arm: Name
     tier: Tier = "smoke"
     dtype: Dtype = "float32"
+    instances: list[list[Pass]] | None = Field(default=None, min_length=1, description="Instead of the arm's own")
     gates: dict[str, Any] = Field(default={}, description="Overrides of the family's gate options")
     deployment: bool = Field(default=True, description="Whether a deployment file of this name must exist")
 
@@ -251,6 +252,7 @@ class Fault(Strict):
     argument: str = Field(pattern=r"^[a-z0-9_]+(=.*)?$", description="What the arm's --fault takes")
     gates: list[str] = Field(description="Gates expected to fail; empty: known not to be caught, say why in `note`")
     note: str | None = None
+    sampled: bool = Field(default=False, description="Shows on sampled items only")
     benign: bool = Field(default=False, description="A change that must not fail: a false alarm if it does")
 
 
@@ -319,6 +321,12 @@ class Resolved(Strict):
         return self.entry, self.family, self.arm
 
     @property
+    def instances(self) -> list[list[Pass]]:
+        """Passes of each server instance: the config's, or its arm's."""
+        entry, _, arm = self.served
+        return entry.instances or arm.instances
+
+    @property
     def sets(self) -> list[str]:
         """Sample sets this config is judged on."""
         entry, family, _ = self.served
@@ -339,10 +347,9 @@ class Resolved(Strict):
 
     def passes(self, instance: int, concurrency: int | None) -> list[Pass]:
         """Passes of one instance; `concurrency` overrides that of passes sent under load."""
-        _, _, arm = self.served
         return [
             item if concurrency is None or item.concurrency == 1 else Pass(name=item.name, concurrency=concurrency)
-            for item in arm.instances[instance]
+            for item in self.instances[instance]
         ]
 
 

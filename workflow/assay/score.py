@@ -199,9 +199,12 @@ def _score_arm(
                 _floor_table(chosen, arm.label, items),
             )
     responses = _read_responses(arm, mutate_response)
+    answered = {key for key, row in responses.items() if row["status"] == ResponseStatus.OK}
+    logprobs = bool(plan["client"]["logprobs"])
     rows = [
         *_response_rows(responses, items, reference, judged),
-        *_missing_rows([key for key in items if key not in judged], items, bool(plan["client"]["logprobs"])),
+        *_unjudged_rows([key for key in items if key not in judged | answered], items, logprobs, np.inf),
+        *_unjudged_rows([key for key in items if key in answered - judged], items, logprobs, np.nan),
     ]
     yield _table(plan["config"], arm.label, items, rows), store.table_from_rows("floor", [])
 
@@ -410,17 +413,21 @@ def _finish_ok(
     return reason == "stop" and length <= limit and ended
 
 
-def _missing_rows(missing: list[str], items: Mapping[str, Item], logprobs: bool) -> list[Rows]:
-    """Rows of items without judged tokens: each metric they should have had, as the worst case."""
-    greedy = [key for key in missing if items[key].greedy]
-    sampled = [key for key in missing if not items[key].greedy]
+def _unjudged_rows(keys: list[str], items: Mapping[str, Item], logprobs: bool, value: float) -> list[Rows]:
+    """Rows of items without judged tokens, for each metric they should have had.
+
+    `value` is infinite (the worst case) for a request without an answer, NaN (undefined) for an answer that gives the
+    judge nothing to judge: text that does not survive encoding and decoding proves no fault.
+    """
+    greedy = [key for key in keys if items[key].greedy]
+    sampled = [key for key in keys if not items[key].greedy]
     wanted = [("margin_max", "nat", -1), ("margin_mean", "nat", -1), ("margin_trend", "nat", -1), ("exact", "bool", 1)]
     if logprobs:
         wanted += [("logprob_rms", "nat", -1), ("kl_mean", "nat", -1)]
-    rows = [Rows(name, unit, sign, greedy, [np.inf] * len(greedy)) for name, unit, sign in wanted if greedy]
+    rows = [Rows(name, unit, sign, greedy, [value] * len(greedy)) for name, unit, sign in wanted if greedy]
     for name, unit, sign in (("surprisal", "nat", 0), ("support_outside", "count", -1)):
         if sampled:
-            rows.append(Rows(name, unit, sign, sampled, [np.inf] * len(sampled)))
+            rows.append(Rows(name, unit, sign, sampled, [value] * len(sampled)))
     return rows
 
 

@@ -16,7 +16,7 @@ from assay.provenance import git_state, provenance
 from assay.records import JUDGE, ResponseStatus
 from assay.samples.lock import load_set
 from assay.verdicts.decide import RunFacts, judge_run, unsupported_verdict
-from assay.verdicts.model import Cleanup, ConfigInfo, Death, Determinism, Instance, Startup, Tool, Verdict
+from assay.verdicts.model import ConfigInfo, Determinism, Instance, Tool, Verdict
 from assay.verdicts.planted import CONTROLS
 from assay.verdicts.scoretable import floor_margins
 from assay.verdicts.verify import Difference, read_scores
@@ -52,7 +52,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
         config=_config_info(plan),
         dtype=plan["dtype"],
         instances=tuple(
-            _instance(number, passes, store.read_json(identity), store.read_json(cleanup))
+            Instance.measured(store.read_json(identity), store.read_json(cleanup), _arms(number, passes))
             for number, (passes, identity, cleanup) in enumerate(
                 zip(plan["instances"], files.identities, files.cleanups, strict=True)
             )
@@ -65,7 +65,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
             for row in rows
             if row["status"] != ResponseStatus.OK
         },
-        determinism=_determinism(rows),
+        determinism=_determinism(plan, rows),
     )
     return judge_run(
         read_scores(files.scores, items),
@@ -108,31 +108,25 @@ def _config_info(plan: Mapping[str, Any]) -> ConfigInfo:
     )
 
 
-def _instance(number: int, passes: list[dict[str, Any]], identity: dict[str, Any], cleanup: dict[str, Any]) -> Instance:
-    return Instance(
-        instance=number,
-        arms=[f"served_{number}_{item['name']}" for item in passes],
-        startup=Startup.model_validate(identity["startup"]),
-        died=Death(message=identity["died"]["message"]) if identity["died"] else None,
-        changed=identity["changed"] or [],
-        cleanup=Cleanup(**{name: cleanup[name] for name in Cleanup.model_fields}),
-        identity=identity["start"] or {},
-    )
-
-
-def _determinism(rows: list[dict[str, Any]]) -> Determinism:
-    """Share of items whose output is the same bytes alone and under load, and under load on both instances."""
+def _determinism(plan: Mapping[str, Any], rows: list[dict[str, Any]]) -> Determinism:
+    """Share of items whose output is the same bytes in the first and last pass of instance 0 (alone and under load),
+    and in the last pass of both instances."""
     outputs: dict[str, dict[str, str]] = {}
     for row in rows:
         if row["output_sha256"]:
             outputs.setdefault(row["arm"], {})[row["item_id"]] = row["output_sha256"]
+    arms = [_arms(number, passes) for number, passes in enumerate(plan["instances"])]
 
     def identical(a: str, b: str) -> tuple[float | None, int]:
         left, right = outputs.get(a, {}), outputs.get(b, {})
-        shared = left.keys() & right.keys()
+        shared = left.keys() & right.keys() if a != b else set()
         same = sum(left[key] == right[key] for key in shared)
         return (same / len(shared) if shared else None), len(shared)
 
-    under_load, n = identical("served_0_alone", "served_0_load")
-    across, m = identical("served_0_load", "served_1_load")
+    under_load, n = identical(arms[0][0], arms[0][-1])
+    across, m = identical(arms[0][-1], arms[-1][-1])
     return Determinism(under_load_identical=under_load, cross_instance_identical=across, n=max(n, m))
+
+
+def _arms(number: int, passes: list[dict[str, Any]]) -> list[str]:
+    return [f"served_{number}_{item['name']}" for item in passes]

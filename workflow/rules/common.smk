@@ -149,3 +149,19 @@ def verdict_inputs(wildcards):
         "cleanups": instance_files("results/outputs", ".cleanup.json")(wildcards),
         "sets": sets_of(wildcards),
     }
+
+
+def matrix_faults(wildcards):
+    """Faults and benign changes that can show on a config's sample sets."""
+    sampled = for_people(CONFIG.resolve, wildcards.config).sets == ["sampled"]
+    return {
+        name: fault.model_dump(mode="json")
+        for name, fault in CONFIG.faults.items()
+        if fault.benign or fault.sampled == sampled
+    }
+
+
+def matrix_verdicts(wildcards):
+    """A config's own verdict, and that of each of its planted twins."""
+    names = [wildcards.config, *(f"{wildcards.config}+{fault}" for fault in matrix_faults(wildcards))]
+    return [f"results/verdicts/{name}.json" for name in names]

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from assay.embedded.hooks import Hooks
 
-MAX_ROWS = 16
 CACHE_CELLS = 32_768  # rows x columns of the KV cache that may be in use: it bounds memory
 _COLUMN_STEP = 256
 
@@ -184,6 +183,7 @@ class Engine:
     @torch.inference_mode()
     def _run(self) -> None:
         set_threads()
+        self.hooks.ready()
         try:
             while not self._stop.is_set():
                 self._collect()
@@ -211,7 +211,7 @@ class Engine:
         for job in self._ready:
             group = [*self._jobs, *fitting, job]
             cells = len(group) * max(other.longest for other in group)
-            if len(group) > 1 and (len(group) > MAX_ROWS or cells > CACHE_CELLS):
+            if len(group) > 1 and (len(group) > self.hooks.max_rows or cells > CACHE_CELLS):
                 break
             fitting.append(job)
         if not fitting:
@@ -226,7 +226,8 @@ class Engine:
     def _prefill(self, job: Job) -> None:
         cache = DynamicCache(config=self.model.config)
         ids = torch.tensor([job.request.prompt_ids])
-        logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        for chunk in ids.split(self.hooks.prefill_chunk or ids.shape[1], dim=1):
+            logits = self.model(input_ids=chunk, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         row = self._cache.add(cache)
         self._jobs.append(job)
         self.hooks.prefilled(self._cache, row, job)

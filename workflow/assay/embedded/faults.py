@@ -445,3 +445,37 @@ def _at(place: int, change: Callable[[Piece], list[Piece]]) -> Callable[[Piece],
         return change(piece) if len(seen) == place + 1 else [piece]
 
     return changed
+
+
+# --- benign changes ----------------------------------------------------------------------------------------------
+
+
+@fault("rerun", None, "benign: nothing is changed")
+class Rerun(Planted):
+    """A clean server under a name of its own."""
+
+
+@fault("threads", int, "benign: VALUE threads")
+class Threads(Planted):
+    def ready(self) -> None:
+        torch.set_num_threads(self.value)
+
+
+@fault("max_rows", int, "benign: batches of up to VALUE requests")
+class MaxRows(Planted):
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.max_rows = value
+
+
+@fault("prefill_chunk", int, "benign: prompts prefilled in chunks of VALUE tokens")
+class PrefillChunk(Planted):
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.prefill_chunk = value
+
+
+@fault("no_onednn", None, "benign: matrix products without oneDNN")
+class NoOneDnn(Planted):
+    def model(self, model: Any) -> None:
+        torch.backends.mkldnn.enabled = False

@@ -25,8 +25,14 @@ class Piece:
 class Hooks:
     """One method for each point; a fault overrides one of them."""
 
+    max_rows = 16  # requests in a batch
+    prefill_chunk: int | None = None  # tokens; None: the whole prompt at once
+
     def model(self, model: Any) -> None:
         """Called once with the loaded model."""
+
+    def ready(self) -> None:
+        """Called once in the thread that runs the model."""
 
     def render(self, tokenizer: Any, messages: Messages) -> list[int]:
         """Prompt ids of a chat."""

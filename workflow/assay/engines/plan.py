@@ -86,7 +86,7 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
             "identity": arm.identity.model_dump(mode="json"),
             "instances": [
                 [item.model_dump(mode="json") for item in resolved.passes(number, config.settings.concurrency)]
-                for number in range(len(arm.instances))
+                for number in range(len(resolved.instances))
             ],
             "sets": resolved.sets,
             "reference": {

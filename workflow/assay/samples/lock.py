@@ -34,7 +34,7 @@ def read_lock(name: str, folder: str | Path = "samplesets") -> Lock:
     """
     path = lock_path(name, folder)
     if not path.is_file():
-        raise SampleError(f"sample set '{name}' has no lock ({path}); make one with write_lock and commit it")
+        raise SampleError(f"sample set '{name}' has no lock ({path}); make one with `assay lock {name}` and commit it")
     try:
         return Lock(**read_json(path))
     except TypeError:
