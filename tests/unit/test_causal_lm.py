@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.references.causal_lm import ArmSettings, CausalLM, Prompt, Sampling, arm_settings
+from assay.references.causal_lm import ArmSettings, CausalLM, Prompt, Sampling, arm_settings, batches
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +138,12 @@ def test_each_floor_arm_differs_from_the_base_of_its_dtype_in_one_field():
         differing = [name for name in base.__dataclass_fields__ if getattr(base, name) != getattr(arm, name)]
         assert len(differing) == 1, change
     assert arm_settings("judge", "float32") == ArmSettings("float32")
+
+
+def test_batches_hold_like_lengths_and_every_prompt_once():
+    made = [
+        Prompt(f"{n}-{i}", [0] * n, 1, Sampling()) for n, i in [(995, 0), (40, 0), (40, 1), (44, 0), (1000, 0), (1, 0)]
+    ]
+    found = list(batches(made, 4))
+    assert [[len(prompt.ids) for prompt in batch] for batch in found] == [[1, 40, 40, 44], [995, 1000]]
+    assert max(len(batch) for batch in batches(made * 9, 8)) == 8

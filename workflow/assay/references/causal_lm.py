@@ -21,6 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Gene
 from assay.records import JUDGE
 
 TOP_K = 20
+MAX_PADDED = 1.25  # padded tokens of a batch over its own
+SMALL = 512  # padded tokens not worth a batch of their own
 
 
 @dataclass(frozen=True)
@@ -176,10 +178,9 @@ class CausalLM:
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[Generation]:
         """Generate for each prompt, in batches of prompts of like length; the results come in that order."""
-        ordered = sorted(prompts, key=lambda prompt: (len(prompt.ids), prompt.item_id))
         with self._matmul():
-            for start in range(0, len(ordered), self.settings.batch):
-                yield from self._generate_batch(ordered[start : start + self.settings.batch])
+            for batch in batches(prompts, self.settings.batch):
+                yield from self._generate_batch(batch)
 
     def _generate_batch(self, prompts: list[Prompt]) -> list[Generation]:
         longest = max(len(prompt.ids) for prompt in prompts)
@@ -285,6 +286,21 @@ class CausalLM:
             yield
         finally:
             torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32 = onednn, tf32
+
+
+def batches(prompts: Sequence[Prompt], size: int) -> Iterator[list[Prompt]]:
+    """Prompts in batches of up to `size`, shortest first; one is closed before padding adds over a quarter."""
+    batch: list[Prompt] = []
+    for prompt in sorted(prompts, key=lambda prompt: (len(prompt.ids), prompt.item_id)):
+        together = [*batch, prompt]
+        tokens = sum(len(other.ids) for other in together)
+        padded = len(together) * len(prompt.ids)
+        if batch and (len(together) > size or padded > MAX_PADDED * tokens + SMALL):
+            yield batch
+            together = [prompt]
+        batch = together
+    if batch:
+        yield batch
 
 
 def _generator(sampling: Sampling) -> torch.Generator | None:
