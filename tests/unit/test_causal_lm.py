@@ -147,3 +147,30 @@ def test_batches_hold_like_lengths_and_every_prompt_once():
     found = list(batches(made, 4))
     assert [[len(prompt.ids) for prompt in batch] for batch in found] == [[1, 40, 40, 44], [995, 1000]]
     assert max(len(batch) for batch in batches(made * 9, 8)) == 8
+
+
+@pytest.fixture
+def bytewise():
+    """A tokenizer of single bytes, as text falls into where no merge fits."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    made = object.__new__(CausalLM)
+    made.tokenizer, made.eos_ids = PreTrainedTokenizerFast(tokenizer_object=raw), frozenset({999})
+    return made
+
+
+def test_text_is_encoded_again_with_the_eos_that_a_stop_implies(bytewise):
+    ids = bytewise.retokenise("né", "length")
+    assert bytewise.tokenizer.decode(ids) == "né"
+    assert bytewise.retokenise("né", "stop") == [*ids, 999]
+
+
+def test_a_character_cut_by_the_token_limit_is_left_out_and_one_lost_inside_proves_nothing(bytewise):
+    assert bytewise.retokenise("n�", "length") == bytewise.retokenise("n", "length")
+    assert bytewise.retokenise("n�x", "length") is None
+    assert bytewise.retokenise("n�", "stop") is None

@@ -107,7 +107,8 @@ def _headline(verdict: Verdict, path: str | Path) -> Panel:
         lines.append(
             Text(f"{claim.bad} of {claim.n} items bad: at most {claim.rate_upper95:.2%} of items (95% confidence)")
         )
-    lines += [Text(f"caveat {item.code}: {item.detail}", style="yellow") for item in verdict.caveats]
+    caveats = dict.fromkeys((item.code, item.detail) for item in verdict.caveats)  # several gates may share one
+    lines += [Text(f"caveat {code}: {detail}", style="yellow") for code, detail in caveats]
     lines.append(Text(f"verdict file: {path}", style="dim"))
     info = verdict.config
     facts = [part for part in (info.model, info.arm, info.dtype, info.tier) if part]

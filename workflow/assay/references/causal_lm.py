@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Gene
 from assay.records import JUDGE
 
 TOP_K = 20
+REPLACEMENT = "\ufffd"
 MAX_PADDED = 1.25  # padded tokens of a batch over its own
 SMALL = 512  # padded tokens not worth a batch of their own
 
@@ -166,10 +167,13 @@ class CausalLM:
     def retokenise(self, text: str, finish_reason: str) -> list[int] | None:
         """The ids that `text` encodes to, with the EOS that a finish reason of "stop" implies.
 
-        Returns None where they do not decode to exactly `text` (evidence E3): there is nothing to judge then.
+        A character that the token limit cut in two shows as U+FFFD at the end; it is left out, for its bytes are gone.
+        Returns None where the ids do not decode to exactly the text (evidence E3): there is nothing to judge then.
         """
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) != text:
+        whole = text.rstrip(REPLACEMENT) if finish_reason == "length" else text
+        ids = self.tokenizer(whole, add_special_tokens=False)["input_ids"]
+        decoded = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if REPLACEMENT in whole or decoded != whole:
             return None
         return [*ids, min(self.eos_ids)] if finish_reason == "stop" else ids
 
