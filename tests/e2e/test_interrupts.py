@@ -13,7 +13,7 @@ from assay.records import Status
 
 pytestmark = pytest.mark.engine
 
-NAME = "smollm2_135m_embedded+rerun"
+NAME = "faults_32+rerun"
 TARGET = f"results/verdicts/{NAME}.json"
 OUTPUT = f"results/outputs/{NAME}/0.parquet"
 
@@ -31,9 +31,7 @@ def servers(workspace):
 @pytest.fixture
 def serving(workspace):
     """A run of one instance, caught while its server answers."""
-    workspace.snakemake(
-        f"results/serve/{NAME}.json", "samplesets/text_smoke.parquet", "samplesets/needles_smoke.parquet"
-    )
+    workspace.snakemake(f"results/serve/{NAME}.json", "samplesets/text_smoke.parquet")
     run = subprocess.Popen(
         workspace.command(OUTPUT), cwd=workspace.path, env=workspace.env, start_new_session=True, stderr=subprocess.PIPE
     )

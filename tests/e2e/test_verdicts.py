@@ -46,21 +46,21 @@ def test_every_verdict_is_valid_by_the_committed_schema_and_follows_from_its_sco
 
 
 def test_the_embedded_engine_passes_on_full_evidence(workspace):
-    verdict = workspace.verdict("smollm2_135m_embedded")
-    assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "smollm2_135m_embedded")
+    verdict = workspace.verdict("faults_32")
+    assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "faults_32")
     assert verdict.evidence.level_counts["E0"] == verdict.coverage.planned
     planted = [control for control in verdict.controls.positive if control.got != "not_applicable"]
-    assert len(planted) >= 8
+    assert len(planted) >= 7
     assert all(control.got is Status.FAIL for control in planted)
 
 
 def test_a_planted_fault_fails_beside_its_clean_twin(workspace):
-    clean = workspace.verdict("smollm2_135m_embedded")
-    verdict = workspace.verdict("smollm2_135m_embedded+rope_theta")
+    clean = workspace.verdict("faults_32")
+    verdict = workspace.verdict("faults_32+rope_theta")
     assert verdict.verdict is Status.FAIL
     assert {"G-hard", "G-logprob", "G-KL"} <= failed(verdict)
-    assert workspace.verdict("smollm2_135m_embedded") == clean
-    assert "⟨" in page(workspace, "smollm2_135m_embedded+rope_theta")
+    assert workspace.verdict("faults_32") == clean
+    assert "⟨" in page(workspace, "faults_32+rope_theta")
 
 
 def test_vllm_in_float32_passes_on_full_evidence(workspace):
