@@ -11,7 +11,7 @@ import pytest
 from assay.gate import read_verdict
 from assay.records import Status
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 
 NAME = "faults_32+rerun"
 TARGET = f"results/verdicts/{NAME}.json"

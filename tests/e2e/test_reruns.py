@@ -4,7 +4,7 @@ import pytest
 
 from assay.gate import read_verdict
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 
 NAME = "smollm2_135m"
 TARGET = f"results/verdicts/{NAME}.json"

@@ -12,7 +12,7 @@ from assay.gate import check
 from assay.records import Status
 from assay.verdict import verify
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 
 
 def codes(verdict):

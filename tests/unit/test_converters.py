@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,8 @@ PROBES = json.loads((ROOT / "tests" / "data" / "llamacpp_token_ids.json").read_t
 
 
 @pytest.fixture(scope="module")
-def gguf() -> Path:
-    directory = ROOT / "resources" / "smollm2_135m_gguf"
-    if not directory.is_dir():
-        pytest.skip("source smollm2_135m_gguf is not fetched")
-    return gguf_file(directory)
+def gguf(fetched: Callable[..., Path]) -> Path:
+    return gguf_file(fetched("smollm2_135m_gguf") / "smollm2_135m_gguf")
 
 
 def differing(tokenizer: Any) -> list[str]:
@@ -47,12 +45,9 @@ def test_the_tokenizer_as_transformers_converts_it_does_not(gguf: Path) -> None:
     assert "Steps:\n\n1. Mix\n\n\n12. Bake" in wrong
 
 
-def test_the_converted_source_keeps_the_mended_tokenizer() -> None:
+def test_the_converted_source_keeps_the_mended_tokenizer(fetched: Callable[..., Path]) -> None:
     from tokenizers import Tokenizer
 
-    file = ROOT / "resources" / "smollm2_135m" / "tokenizer.json"
-    if not file.is_file():
-        pytest.skip("source smollm2_135m is not converted")
-    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer = Tokenizer.from_file(str(fetched("smollm2_135m") / "smollm2_135m" / "tokenizer.json"))
     wrong = [p["text"] for p in PROBES if tokenizer.encode(p["text"], add_special_tokens=False).ids != p["ids"]]
     assert wrong == []

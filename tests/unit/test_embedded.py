@@ -290,10 +290,8 @@ def test_a_signal_ends_the_server_within_seconds_even_while_it_generates(folder,
 
 
 @pytest.mark.model
-def test_the_real_model_is_served_as_transformers_generates_it():
-    folder = ROOT / "resources" / "smollm2_135m"
-    if not folder.is_dir():
-        pytest.skip("source smollm2_135m is not fetched")
+def test_the_real_model_is_served_as_transformers_generates_it(fetched):
+    folder = fetched("smollm2_135m") / "smollm2_135m"
     texts = ["What is the capital of France?", "Write a haiku about rain 🌧️.", "def fib(n):", "用一句话介绍你自己。"]
     requests = [chat(text, max_tokens=32) for text in texts]
     with served(folder) as address:
