@@ -28,7 +28,7 @@ wildcard_constraints:
     config=CONFIG_PATTERN,
     source="[a-z0-9][a-z0-9_.-]*",
     environment="[a-z0-9][a-z0-9_.-]*",
-    family="[a-z0-9][a-z0-9_.-]*",
+    model="[a-z0-9][a-z0-9_.-]*",
     set="[a-z0-9][a-z0-9_]*",
     arm=r"judge|[a-z0-9]+-[a-z]+",
     instance=r"\d+",

@@ -2,7 +2,7 @@
 
     python benchmarks/calibrate.py --set text_smoke > docs/calibration.md
 
-Reads judged floor arms (make them with `snakemake --cores 8 results/judged/reference/FAMILY/SET/ARM.parquet`). Every
+Reads judged floor arms (make them with `snakemake --cores 8 results/judged/reference/MODEL/SET/ARM.parquet`). Every
 arm is taken in turn as if it were the server, the others as its floor, over random subsets of items.
 """
 
@@ -27,15 +27,15 @@ CHANGES = ("batch", "attention", "chunked", "matmul")
 
 def main(
     name: Annotated[str, typer.Option("--set")] = "text_smoke",
-    family: str = "smollm2_135m",
+    model: str = "smollm2_135m",
     items: Annotated[list[int], typer.Option()] = [16, 32],  # noqa: B006
     seed: int = 1,
 ) -> None:
     """Print the calibration page."""
-    print(f"# Calibration on {family}, {name}\n")
+    print(f"# Calibration on {model}, {name}\n")
     print("Written by `python benchmarks/calibrate.py`; do not edit. Margins and logprobs in nat, per token.\n")
     for dtype in ("float32", "bfloat16"):
-        folder = Path("results/judged/reference", family, name)
+        folder = Path("results/judged/reference", model, name)
         arms = {change: _read(folder / f"{dtype}-{change}.parquet") for change in CHANGES}
         print(f"## {dtype}\n")
         _spread(arms)

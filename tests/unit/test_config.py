@@ -94,3 +94,9 @@ def test_an_unsupported_config_carries_its_reason(folder):
 def test_concurrency_override_leaves_the_pass_that_is_sent_alone(folder):
     resolved = config.load({"site": "embedded"}, folder).resolve("smollm2_135m")
     assert [item.concurrency for item in resolved.passes(0, 32)] == [1, 32]
+
+
+def test_families_that_share_a_model_share_its_judge(folder):
+    edit(folder / "families/smollm2_135m_faults.yaml", lambda c: c["reference"].update(dtype="bfloat16"))
+    with pytest.raises(ConfigError, match=r"'smollm2_135m': its families judge it at 2 dtypes"):
+        config.load({"site": "embedded"}, folder)

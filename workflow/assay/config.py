@@ -224,6 +224,11 @@ class Family(Strict):
     reference: ReferenceSpec
     gates: TextGates = TextGates()
 
+    @property
+    def reference_model(self) -> str:
+        """Source of the weights that the reference loads."""
+        return self.model.weights["transformers"]
+
 
 class ServedConfig(Strict):
     """One deployment under test."""
@@ -278,6 +283,15 @@ class Config(Strict):
     configs: dict[str, ConfigEntry]
     sources: dict[str, Source]
     faults: dict[str, Fault]
+
+    def judge_dtype(self, model: str) -> Dtype:
+        """Precision of the judge of the model in source `model`; families that share a model share its judge."""
+        dtypes = {item.reference.dtype for item in self.families.values() if item.reference_model == model}
+        if len(dtypes) != 1:
+            raise ConfigError(
+                f"source '{model}': its families judge it at {len(dtypes)} dtypes {sorted(dtypes)}, not one"
+            )
+        return dtypes.pop()
 
     def resolve(self, name: str) -> Resolved:
         """The config called `name` (or `NAME+FAULT`), with everything it refers to.
@@ -457,6 +471,11 @@ def _check_references(config: Config, folder: Path) -> None:
             raise ConfigError(f"{where}: family '{entry.family}' has no weights in format '{arm.weights}'")
         parse(TextGates, family.gates.model_dump() | entry.gates, f"{where}: gates")
     for name, family in config.families.items():
+        if "transformers" not in family.model.weights:
+            raise ConfigError(
+                f"{folder}/families/{name}.yaml: model.weights: the reference needs a 'transformers' entry"
+            )
+        config.judge_dtype(family.reference_model)
         for source in family.model.weights.values():
             _refer(config.sources, source, "source", f"{folder}/families/{name}.yaml: model.weights")
     for name, pin in config.sources.items():

@@ -79,7 +79,7 @@ def _pairs(path: Path, verdict: Verdict) -> Iterator[tuple[dict[str, Any], dict[
     greedy = {row["item_id"] for row in scores if row["arm"] == JUDGE and row["metric"] == "margin_max"}
     for name in plan["sets"]:
         for judge in store.read_rows(
-            run.results / "reference" / plan["family"] / name / f"{JUDGE}.parquet", "responses"
+            run.results / "reference" / plan["reference"]["model"] / name / f"{JUDGE}.parquet", "responses"
         ):
             if judge["item_id"] in greedy:
                 yield served[judge["item_id"]], judge

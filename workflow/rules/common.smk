@@ -57,7 +57,7 @@ def reference_files(folder):
     def files(wildcards):
         chosen = plan(wildcards)
         return [
-            f"{folder}/{chosen['family']}/{name}/{arm}.parquet"
+            f"{folder}/{chosen['reference']['model']}/{name}/{arm}.parquet"
             for name in chosen["sets"]
             for arm in chosen["reference"]["arms"]
         ]
@@ -116,24 +116,20 @@ def origins(wildcards):
 
 def judge_manifest(wildcards):
     """Manifest of the weights that judge a config."""
-    return family_manifest(plan(wildcards)["family"])
+    return manifest(plan(wildcards)["reference"]["model"])
 
 
 def reference_manifest(wildcards):
-    """Manifest of the weights that a family's reference loads."""
-    return family_manifest(wildcards.family)
-
-
-def family_manifest(family):
-    return manifest(CONFIG.families[family].model.weights["transformers"])
+    return manifest(wildcards.model)
 
 
 def judge_dtype(wildcards):
-    return CONFIG.families[wildcards.family].reference.dtype
+    """Precision of the judge of a model."""
+    return for_people(CONFIG.judge_dtype, wildcards.model)
 
 
 def served_judge_dtype(wildcards):
-    return CONFIG.families[plan(wildcards)["family"]].reference.dtype
+    return plan(wildcards)["reference"]["dtype"]
 
 
 def verdict_inputs(wildcards):

@@ -25,13 +25,13 @@ rule judge_reference:
     input:
         model=reference_manifest,
         sets="samplesets/{set}.parquet",
-        responses="results/reference/{family}/{set}/{arm}.parquet",
+        responses="results/reference/{model}/{set}/{arm}.parquet",
     output:
-        tokens="results/judged/reference/{family}/{set}/{arm}.parquet",
+        tokens="results/judged/reference/{model}/{set}/{arm}.parquet",
     log:
-        "logs/judge_reference/{family}/{set}/{arm}.log",
+        "logs/judge_reference/{model}/{set}/{arm}.log",
     benchmark:
-        "benchmarks/judge_reference/{family}/{set}/{arm}.tsv"
+        "benchmarks/judge_reference/{model}/{set}/{arm}.tsv"
     threads: CONFIG.site.threads
     resources:
         mem_mb=3000,

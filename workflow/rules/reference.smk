@@ -3,11 +3,11 @@ rule reference:
         model=reference_manifest,
         sets="samplesets/{set}.parquet",
     output:
-        responses="results/reference/{family}/{set}/{arm}.parquet",
+        responses="results/reference/{model}/{set}/{arm}.parquet",
     log:
-        "logs/reference/{family}/{set}/{arm}.log",
+        "logs/reference/{model}/{set}/{arm}.log",
     benchmark:
-        "benchmarks/reference/{family}/{set}/{arm}.tsv"
+        "benchmarks/reference/{model}/{set}/{arm}.tsv"
     threads: CONFIG.site.threads
     resources:
         mem_mb=3000,

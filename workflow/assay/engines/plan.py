@@ -91,7 +91,8 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
             "sets": resolved.sets,
             "reference": {
                 "kind": family.reference.kind,
-                "directory": f"{RESOURCES}/{family.model.weights['transformers']}",
+                "model": family.reference_model,
+                "directory": f"{RESOURCES}/{family.reference_model}",
                 "dtype": family.reference.dtype,
                 "arms": [JUDGE, *resolved.floor_arms],
             },
