@@ -42,10 +42,6 @@ def plan(wildcards):
     return for_people(serve_plan, CONFIG, wildcards.config)
 
 
-def is_supported(wildcards):
-    return plan(wildcards)["unsupported"] is None
-
-
 def sets_of(wildcards):
     """Sample sets that a config is judged on."""
     return [f"samplesets/{name}.parquet" for name in plan(wildcards)["sets"]]
@@ -149,7 +145,7 @@ def verdict_inputs(wildcards):
 
 def matrix_faults(wildcards):
     """Faults and benign changes that can show on a config's sample sets."""
-    sampled = for_people(CONFIG.resolve, wildcards.config).sets == ["sampled"]
+    sampled = for_people(lambda: CONFIG.resolve(wildcards.config).sets) == ["sampled"]
     return {
         name: fault.model_dump(mode="json")
         for name, fault in CONFIG.faults.items()
