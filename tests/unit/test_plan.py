@@ -80,7 +80,7 @@ def test_a_fault_on_an_arm_without_a_switch_is_refused(config):
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
-        ({"argv": ["{python}", "--model={modeldir}"]}, r"argv\[1\]"),
+        ({"argv": ["{python}", "--model={modeldir}", "--port={port}"]}, r"argv\[1\]"),
         ({"env": {"OMP_NUM_THREADS": "{modeldir}"}}, "env.OMP_NUM_THREADS"),
     ],
 )
@@ -90,13 +90,13 @@ def test_an_unknown_placeholder_names_arm_and_key(config, changes, where):
 
 
 def test_braces_that_are_no_placeholder_are_left_alone(config):
-    argv = ["{python}", '--compilation-config={"level": 3}']
+    argv = ["{python}", '--compilation-config={"level": 3}', "--port={port}"]
     plan = serve_plan(with_arm(config, "embedded", argv=argv), "smollm2_135m_embedded")
     assert plan["argv"][1] == '--compilation-config={"level": 3}'
 
 
 def test_an_arm_that_needs_a_gguf_file_the_arm_does_not_load_is_told_so(config):
-    argv = ["{python}", "--model={gguf_file}"]
+    argv = ["{python}", "--model={gguf_file}", "--port={port}"]
     with pytest.raises(ConfigError, match=r"'\{gguf_file\}' has no value"):
         serve_plan(with_arm(config, "embedded", argv=argv), "smollm2_135m_embedded")
 

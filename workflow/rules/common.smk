@@ -18,7 +18,7 @@ def for_people(function, *arguments):
 
 
 CONFIG = for_people(assay_config.load, config)
-CONFIG_PATTERN = r"[a-z0-9][a-z0-9_.-]*(\+[a-z0-9_]+)?"
+NAME = assay_config.NAME
 
 
 def all_verdicts():
@@ -86,7 +86,7 @@ def served_manifest(wildcards):
 def served_environment(wildcards):
     """Manifest of the environment that a config's server runs in; the project's own has none."""
     name = plan(wildcards)["environment"]["name"]
-    return [] if name == "project" else f"resources/environments/{name}/manifest.json"
+    return [] if name == assay_config.PROJECT else f"resources/environments/{name}/manifest.json"
 
 
 def recipe(wildcards):

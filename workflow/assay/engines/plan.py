@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from assay.canonical import sha256_json
-from assay.config import FAULT_SEPARATOR, Arm, Config, Family
+from assay.config import FAULT_SEPARATOR, PROJECT, Arm, Config, Family
 from assay.errors import ConfigError
 from assay.records import JUDGE
 
 SCHEMA_VERSION = "assay/serve/1"
-PROJECT = "project"
 HOST = "127.0.0.1"
 RESOURCES = "resources"
 
