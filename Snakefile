@@ -44,4 +44,4 @@ localrules:
 rule all:
     default_target: True
     input:
-        all_verdicts(),
+        all_verdicts,

@@ -162,11 +162,11 @@ MAY_IMPORT = {
     "stage": {"errors"},
     "verdicts": BASE | {"metrics", "config", "store", "tokens"},
     "client": BASE | {"config"},
-    "engines": BASE | {"config", "provenance"},
+    "engines": BASE | {"config", "provenance", "store"},
     "sources": BASE | {"config", "store"},
     "samples": BASE | {"config", "sources", "store"},
     "references": BASE,
-    "embedded": BASE,
+    "embedded": BASE | {"provenance"},
 }
 ABOVE = {"cli", "embedded"}
 PURE = ("metrics", {"numpy", "scipy", "rapidfuzz", "math", "re", "dataclasses", "typing", "collections", "__future__"})

@@ -4,8 +4,10 @@ import pytest
 
 from assay.canonical import sha256_json
 from assay.config import UnsupportedConfig, load, read_yaml
-from assay.engines.plan import complete_plan, effective_options, serve_plan, server_environment
-from assay.errors import ConfigError
+from assay.engines.plan import complete_plan, effective_options, recorded_plan, serve_plan, server_environment
+from assay.errors import ConfigError, StoreError
+from assay.provenance import provenance
+from assay.store import run_options, table_from_rows, write_json, write_table
 
 FOLDER = Path(__file__).parents[2] / "config"
 MANIFEST = {"files": {"model.safetensors": {"sha256": "aa", "bytes": 1}}}
@@ -122,6 +124,39 @@ def test_an_unsupported_config_has_a_plan_that_says_why(config):
     plan = serve_plan(config.model_copy(update={"configs": {"omni": entry}}), "omni")
     assert (plan["config"], plan["unsupported"]) == ("omni", "no speech machinery yet")
     assert complete_plan(plan, None) == plan
+
+
+def test_a_recorded_plan_is_that_of_the_outputs_whatever_was_planned_since(config, tmp_path):
+    ran, now = serve_plan(config, "smollm2_135m"), serve_plan(config, "smollm2_135m_embedded")
+    write_json(tmp_path / "serve/x.json", now)
+    assert recorded_plan("x", tmp_path) is None  # planned, never run
+    write_outputs(tmp_path / "outputs/x/0.parquet", ran)
+    assert recorded_plan("x", tmp_path) == effective_options(ran)
+    assert recorded_plan("y", tmp_path) is None
+
+
+def test_an_unsupported_config_is_recorded_by_its_plan(config, tmp_path):
+    plan = serve_plan(config, "qwen3_omni")
+    write_json(tmp_path / "serve/qwen3_omni.json", plan)
+    assert recorded_plan("qwen3_omni", tmp_path) == plan
+
+
+def test_instances_of_different_options_are_no_one_run(config, tmp_path):
+    paths = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    plan = serve_plan(config, "smollm2_135m")
+    for path in paths:
+        write_outputs(path, plan)
+    assert run_options(paths) == effective_options(plan)
+    write_outputs(paths[1], plan | {"threads": 2})
+    with pytest.raises(StoreError, match=r"0\.parquet and .*1\.parquet were made with different run options"):
+        run_options(paths)
+
+
+def write_outputs(path, plan):
+    """The outputs of a run of `plan`, without rows."""
+    write_table(
+        path, "responses", table_from_rows("responses", []), provenance("generate", [], effective_options(plan))
+    )
 
 
 def test_a_server_with_its_own_environment_does_not_see_our_modules(config):

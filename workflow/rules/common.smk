@@ -2,11 +2,10 @@
 from snakemake.exceptions import WorkflowError
 
 from assay import config as assay_config
-from assay.engines.plan import serve_plan
+from assay.engines.plan import recorded_plan, serve_plan
 from assay.errors import AssayError
 from assay.fingerprint import fingerprint
 from assay.samples.recipe import read_recipe
-from assay.store import read_json
 
 
 def for_people(function, *arguments):
@@ -19,11 +18,15 @@ def for_people(function, *arguments):
 
 CONFIG = for_people(assay_config.load, config)
 NAME = assay_config.NAME
+RUN_FIRST = "run it once without the rescore profile"
 
 
-def all_verdicts():
-    """A verdict for every known config, unsupported ones included."""
-    return [f"results/verdicts/{name}.json" for name in CONFIG.configs]
+def all_verdicts(wildcards):
+    """A verdict for every known config, unsupported ones included; when rescoring, for every one with a record."""
+    names = [name for name in CONFIG.configs if not CONFIG.settings.rescore or for_people(recorded_plan, name)]
+    if not names:
+        raise WorkflowError(f"nothing is recorded of any config: {RUN_FIRST}")
+    return [f"results/verdicts/{name}.json" for name in names]
 
 
 def code(stage):
@@ -37,9 +40,12 @@ def manifest(source):
 
 def plan(wildcards):
     """The serve plan: from the configuration, or, when rescoring, as the run recorded it."""
-    if CONFIG.settings.rescore:
-        return for_people(read_json, f"results/serve/{wildcards.config}.json")
-    return for_people(serve_plan, CONFIG, wildcards.config)
+    if not CONFIG.settings.rescore:
+        return for_people(serve_plan, CONFIG, wildcards.config)
+    recorded = for_people(recorded_plan, wildcards.config)
+    if recorded is None:
+        raise WorkflowError(f"nothing is recorded of config '{wildcards.config}': {RUN_FIRST}")
+    return recorded
 
 
 def sets_of(wildcards):
@@ -129,11 +135,10 @@ def served_judge_dtype(wildcards):
 
 
 def verdict_inputs(wildcards):
-    """What a verdict is decided from; an unsupported config has its plan alone."""
-    files = {"plan": f"results/serve/{wildcards.config}.json"}
+    """What a verdict is decided from: of an unsupported config its plan alone, else what its run left."""
     if plan(wildcards)["unsupported"]:
-        return files
-    return files | {
+        return {"plan": f"results/serve/{wildcards.config}.json"}
+    return {
         "scores": f"results/scores/{wildcards.config}.parquet",
         "floor": f"results/floors/{wildcards.config}.parquet",
         "responses": instance_files("results/outputs", ".parquet")(wildcards),

@@ -13,6 +13,7 @@ from assay.canonical import sha256_json
 from assay.config import FAULT_SEPARATOR, PROJECT, Arm, Config, Family
 from assay.errors import ConfigError
 from assay.records import JUDGE
+from assay.store import read_json, run_options
 
 SCHEMA_VERSION = "assay/serve/1"
 HOST = "127.0.0.1"
@@ -99,6 +100,18 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
             "recipe": {"source": arm.recipe, "date": arm.recipe_date.isoformat()},
         }
     )
+
+
+def recorded_plan(name: str, results: str | Path = "results") -> dict[str, Any] | None:
+    """The plan that the last run of config `name` was made with, or None if there was none.
+
+    It is read from the outputs: the plan file may have been written anew since. An unsupported config has only that.
+    """
+    outputs, planned = Path(results, "outputs", name, "0.parquet"), Path(results, "serve", f"{name}.json")
+    if outputs.exists():
+        return run_options([outputs])
+    plan = read_json(planned) if planned.exists() else None
+    return plan if plan and plan["unsupported"] is not None else None
 
 
 def server_environment(plan: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
