@@ -1,3 +1,4 @@
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,11 @@ def test_the_options_digest_covers_everything_that_decides_the_outputs(config):
         complete_plan(serve_plan(config, "smollm2_135m_embedded"), MANIFEST)["options_sha256"],
     }
     assert len(digests) == 4
+
+
+def test_a_note_on_where_the_launch_line_comes_from_changes_no_plan(config):
+    changed = with_arm(config, "transformers-serve", recipe="elsewhere", recipe_date=date(2027, 1, 1), description="x")
+    assert serve_plan(changed, "smollm2_135m") == serve_plan(config, "smollm2_135m")
 
 
 def test_a_gguf_file_is_named_in_its_source(config):

@@ -182,8 +182,8 @@ class Arm(Strict):
     """An engine launched one way."""
 
     description: str
-    recipe: str = Field(description="Where the launch line comes from")
-    recipe_date: date
+    recipe: str = Field(description="Where the launch line comes from; a note for readers, in no plan")
+    recipe_date: date = Field(description="When the launch line was last compared with its recipe")
     launcher: Literal["process"]
     environment: Name = Field(description="'project', or the name of a lock under config/environments/")
     argv: list[str] = Field(min_length=1, description="Command; {placeholders} are filled by the serve plan")

@@ -97,7 +97,6 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
                 "arms": [JUDGE, *resolved.floor_arms],
             },
             "limits": {"start_limit_s": arm.start_limit_s, "stop_grace_s": arm.stop_grace_s},
-            "recipe": {"source": arm.recipe, "date": arm.recipe_date.isoformat()},
         }
     )
 
