@@ -1,4 +1,5 @@
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,24 @@ def test_the_options_digest_covers_everything_that_decides_the_outputs(config):
         complete_plan(serve_plan(config, "smollm2_135m_embedded"), MANIFEST)["options_sha256"],
     }
     assert len(digests) == 4
+
+
+def test_what_is_installed_is_part_of_the_plan_of_a_server_in_the_projects_environment(config, monkeypatch):
+    served = serve_plan(config, "smollm2_135m")["environment"]["versions"]
+    assert served == {name: metadata.version(name) for name in ("tokenizers", "torch", "transformers")}
+    before = {name: serve_plan(config, name)["options_sha256"] for name in ("smollm2_135m", "smollm2_135m_vllm")}
+    monkeypatch.setattr("assay.provenance._version", lambda name: "99")
+    changed = {name for name, digest in before.items() if serve_plan(config, name)["options_sha256"] != digest}
+    assert changed == {"smollm2_135m"}  # vllm has an environment of its own, whose manifest is an input
+
+
+def test_the_code_of_our_own_server_is_part_of_its_plan_alone(config, monkeypatch):
+    names = ("smollm2_135m", "smollm2_135m_embedded")
+    before = {name: serve_plan(config, name)["options_sha256"] for name in names}
+    monkeypatch.setattr("assay.engines.plan.fingerprint", lambda script: f"{script.parent.name}/{script.name} edited")
+    plans = {name: serve_plan(config, name) for name in names}
+    assert plans["smollm2_135m_embedded"]["environment"]["code"] == "embedded/__main__.py edited"
+    assert {name for name in names if plans[name]["options_sha256"] != before[name]} == {"smollm2_135m_embedded"}
 
 
 def test_a_note_on_where_the_launch_line_comes_from_changes_no_plan(config):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from assay.canonical import sha256_json
-from assay.provenance import git_state, provenance
+from assay.provenance import git_state, provenance, versions
 
 
 def git(folder, *arguments):
@@ -55,6 +55,10 @@ def test_git_state_of_an_untracked_file_inside_a_checkout_is_unknown(checkout):
     installed.write_text("")
     state = git_state(installed)
     assert (state.commit, state.tree, state.dirty) == (None, None, None)
+
+
+def test_the_version_of_what_is_not_installed_is_null():
+    assert versions(["pytest", "no-such-distribution"]) == {"no-such-distribution": None, "pytest": pytest.__version__}
 
 
 def test_provenance_hashes_inputs_and_options_and_names_no_host(tmp_path):

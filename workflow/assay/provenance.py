@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import psutil
 
 import assay
 from assay.canonical import sha256_file, sha256_json
+
+LIBRARIES = ("torch", "transformers", "tokenizers")  # of the project's environment: what a model's numbers depend on
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,19 @@ def git_state(file: str | Path) -> GitState:
         tree=_git(path.parent, "rev-parse", "HEAD:./"),
         dirty=None if changes is None else bool(changes),
     )
+
+
+def versions(names: Iterable[str]) -> dict[str, str | None]:
+    """Versions of distributions in this environment; null: not installed."""
+    return {name: _version(name) for name in sorted(names)}
+
+
+@functools.cache
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def provenance(rule: str, inputs: Iterable[str | Path], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from assay import config as assay_config
 from assay.engines.plan import recorded_plan, serve_plan
 from assay.errors import AssayError
 from assay.fingerprint import fingerprint
+from assay.provenance import LIBRARIES, versions
 from assay.samples.recipe import read_recipe
 
 
@@ -18,6 +19,7 @@ def for_people(function, *arguments):
 
 CONFIG = for_people(assay_config.load, config)
 NAME = assay_config.NAME
+VERSIONS = versions(LIBRARIES)  # of what computes the reference
 RUN_FIRST = "run it once without the rescore profile"
 
 
