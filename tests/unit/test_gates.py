@@ -364,6 +364,16 @@ def test_an_answer_cut_short_without_any_divergence_fails():
     assert "length differs" in gates(world)["G-struct"].detail
 
 
+@pytest.mark.parametrize(("length", "status"), [(50, Status.FAIL), (55, Status.PASS)])
+def test_a_text_cut_short_fails_beyond_the_tolerance_of_text(length, status):
+    world = World(dtype="float32")
+    for arm in ALL_SERVED:
+        world.arms[arm].put("evidence", np.full(32, 2.0))
+        lengths = np.where(np.arange(32) == 4, length, 64)
+        world.arms[arm].put("output_tokens", lengths, ref=64, tolerance=3)  # 0.9 * 64 - 3 = 54.6
+    assert gates(world)["G-struct"].status is status
+
+
 def test_a_length_that_a_near_tie_explains_passes():
     world = World()
     margins = world.tokens[FIRST].copy()

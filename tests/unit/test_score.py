@@ -255,6 +255,36 @@ def test_text_evidence_sends_the_floor_through_text_as_well(toy):
     assert scores["served_0_alone", "z", "margin_max"]["flag"] == "undefined"
 
 
+def text_run(path, seen, usage, limit=40):
+    """Scores of x, known by text alone: `seen` tokens of text where the judge has `limit`, all its own choice."""
+    toy = Toy(path)
+    for name in "xyz":
+        toy.plan_item(name, max_tokens=limit)
+    for arm in ("judge", "float32-batch"):
+        rows = [response(name, arm, [2] * limit) for name in "xyz"]
+        toy.arm(arm, rows, [row for name in "xyz" for row in tokens(name, arm, [2] * limit, [0] * limit)])
+    arm, part = "served_0_alone", {"evidence": "E2", "token_ids": None, "output_tokens": usage}
+    rows = [response(name, arm, [2] * seen, **part) for name in "xyz"]
+    toy.arm(arm, rows, [row for name in "xyz" for row in tokens(name, arm, [2] * seen, [0] * seen, path="text")])
+    return toy.score()[0]
+
+
+@pytest.mark.parametrize(
+    ("seen", "usage", "broken"),
+    [
+        (40, 40, set()),
+        (38, 40, set()),  # the limit cut a character: two tokens are gone from the text
+        (20, 40, {"usage_ok", "finish_ok"}),  # the count says what the text does not
+        (20, 20, {"finish_ok"}),  # stopped at half the limit
+    ],
+)
+def test_a_server_known_by_its_text_is_held_to_the_tokens_of_that_text(tmp_path, seen, usage, broken):
+    scores = text_run(tmp_path, seen, usage)
+    values = {name: scores["served_0_alone", "x", name]["value"] for name in ("usage_ok", "finish_ok")}
+    assert {name for name, value in values.items() if not value} == broken
+    assert scores["served_0_alone", "x", "output_tokens"]["value"] == seen
+
+
 def test_sampled_items_have_surprisal_and_support_and_no_margins(tmp_path):
     toy = Toy(tmp_path)
     toy.plan_item("warm", temperature=1.0)

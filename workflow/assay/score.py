@@ -189,11 +189,11 @@ def _score_arm(
     """Score tables of one arm, and its positive margins for the floor, in bounded pieces."""
     mutate_tokens = arm.control.tokens if arm.control else None
     mutate_response = arm.control.response if arm.control else None
-    judged: set[str] = set()
+    judged: dict[str, int] = {}  # item -> tokens
     for path in arm.tokens:
         for block in _blocks(path, arm.name, lossy):
             chosen = mutate_tokens(block) if mutate_tokens else block
-            judged.update(chosen.item_ids)
+            judged |= dict(zip(chosen.item_ids, np.diff(chosen.offsets).tolist(), strict=True))
             yield (
                 _table(plan["config"], arm.label, items, _token_rows(chosen, items, reference, options["clip_nat"])),
                 _floor_table(chosen, arm.label, items),
@@ -203,8 +203,8 @@ def _score_arm(
     logprobs = bool(plan["client"]["logprobs"])
     rows = [
         *_response_rows(responses, items, reference, judged),
-        *_unjudged_rows([key for key in items if key not in judged | answered], items, logprobs, np.inf),
-        *_unjudged_rows([key for key in items if key in answered - judged], items, logprobs, np.nan),
+        *_unjudged_rows([key for key in items if key not in judged and key not in answered], items, logprobs, np.inf),
+        *_unjudged_rows([key for key in items if key in answered and key not in judged], items, logprobs, np.nan),
     ]
     yield _table(plan["config"], arm.label, items, rows), store.table_from_rows("floor", [])
 
@@ -328,7 +328,7 @@ def _read_responses(arm: Arm, mutate: Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def _response_rows(
-    responses: Mapping[str, dict[str, Any]], items: Mapping[str, Item], reference: Reference, judged: set[str]
+    responses: Mapping[str, dict[str, Any]], items: Mapping[str, Item], reference: Reference, judged: Mapping[str, int]
 ) -> list[Rows]:
     """Scores that come from the responses: coverage, evidence, structure, lengths, needles."""
     table = {
@@ -367,7 +367,7 @@ def _response_rows(
         level = LEVELS[Evidence(response["evidence"])]
         # Text that does not survive encoding and decoding was not judged: it proves no more than parsed text.
         add("evidence", key, level if key in judged or level != LEVELS[Evidence.E2] else LEVELS[Evidence.E3])
-        _add_structure(add, key, item, response, reference)
+        _add_structure(add, key, item, response, reference, judged.get(key))
     return [rows for rows in table.values() if rows.item_ids]
 
 
@@ -387,30 +387,51 @@ def _add_prompt(add: Callable[..., None], key: str, response: Mapping[str, Any],
 
 
 def _add_structure(
-    add: Callable[..., None], key: str, item: Item, response: Mapping[str, Any], reference: Reference
+    add: Callable[..., None],
+    key: str,
+    item: Item,
+    response: Mapping[str, Any],
+    reference: Reference,
+    seen: int | None,
 ) -> None:
-    ids = response["token_ids"]
-    length = len(ids) if ids is not None else response["output_tokens"]
+    """Whether an answer's parts fit one another. `seen`: judged tokens, None where there are none.
+
+    Where a server returns text alone, its usage count is a claim to check; the length is that of the text.
+    """
+    ids, usage = response["token_ids"], response["output_tokens"]
+    counted = seen if ids is None else len(ids)
+    length = usage if counted is None else counted
+    slack = _slack(seen) if ids is None and seen is not None else 0.0
     if length is not None:
-        add("output_tokens", key, length, ref=len(reference.token_ids.get(key, ())), limit=item.max_tokens)
+        reference_length = len(reference.token_ids.get(key, ()))
+        add("output_tokens", key, length, ref=reference_length, limit=item.max_tokens, tolerance=max(1.0, slack))
     if ids is not None:
         add("tokens_after_eos", key, metrics.tokens_after_eos(ids, reference.eos_ids))
         add("text_ok", key, (response["text"] or "").rstrip(REPLACEMENT) == reference.text(ids))
-        if response["output_tokens"] is not None:
-            add("usage_ok", key, response["output_tokens"] == len(ids))
-    add("finish_ok", key, _finish_ok(response["finish_reason"], ids, length, item.max_tokens, reference.eos_ids))
+    if usage is not None and counted is not None:
+        add("usage_ok", key, abs(usage - counted) <= slack)
+    add("finish_ok", key, _finish_ok(response["finish_reason"], ids, length, item.max_tokens, slack, reference.eos_ids))
+
+
+def _slack(tokens: int) -> float:
+    """Tokens that a text of so many may lack or have beside those sampled.
+
+    A character cut by the token limit takes up to three with it, an end of sequence may or may not be counted, and text
+    may encode again to somewhat fewer or more tokens.
+    """
+    return 3 + 0.1 * tokens
 
 
 def _finish_ok(
-    reason: str | None, ids: list[int] | None, length: int | None, limit: int, eos_ids: frozenset[int]
+    reason: str | None, ids: list[int] | None, length: int | None, limit: int, slack: float, eos_ids: frozenset[int]
 ) -> bool | None:
     """Whether the finish reason agrees with the length; None when there is nothing to compare."""
     if reason is None or length is None:
         return None
     if reason == "length":
-        return length == limit
+        return abs(length - limit) <= slack
     ended = ids is None or (bool(ids) and ids[-1] in eos_ids)
-    return reason == "stop" and length <= limit and ended
+    return reason == "stop" and length <= limit + slack and ended
 
 
 def _unjudged_rows(keys: list[str], items: Mapping[str, Item], logprobs: bool, value: float) -> list[Rows]:

@@ -75,10 +75,11 @@ def structure_gate(trial: Trial) -> Draft:
 
     The prompt has the judge's tokens (ids, else their count); one BOS where the tokenizer adds one; nothing after EOS;
     a finish reason that fits the length; text and usage that fit the tokens; finite scores; lengths like the
-    reference's. Two length rules: (1) an item whose every token is the judge's choice, by ids, and whose length differs
-    by more than one token and the allowed ratio was cut short or ran on; (2) the ratio of total lengths is inside the
-    allowed range, unless every item outside it is explained by a near-tie divergence (a margin above 0 and up to
-    tau_hard).
+    reference's. Text alone is held to the tokens it encodes to, with the tolerance that a cut character and encoding
+    again call for. Two length rules: (1) an item whose every token is the judge's choice, and whose length differs by
+    more than the tolerance (one token, by ids) and the allowed ratio was cut short or ran on; (2) the ratio of total
+    lengths is inside the allowed range, unless every item outside it is explained by a near-tie divergence (a margin
+    above 0 and up to tau_hard).
     """
     table, arm = trial.table, trial.arm
     answered = ~trial.failed(arm)
@@ -125,9 +126,9 @@ def _length_outliers(trial: Trial) -> Mask:
     served, reference = table.values(arm, "output_tokens"), table.aux(arm, "output_tokens", "ref")
     margins = table.values(arm, "margin_max")
     known = np.isfinite(served) & np.isfinite(reference) & (reference > 0) & np.isfinite(margins)
-    outlier = known & ((served < low * reference - 1) | (served > high * reference + 1))
-    by_ids = table.values(arm, "evidence") <= LEVELS.index("E1")
-    cut = outlier & by_ids & (margins == 0)
+    tolerance = table.aux(arm, "output_tokens", "tolerance")
+    outlier = known & ((served < low * reference - tolerance) | (served > high * reference + tolerance))
+    cut = outlier & (margins == 0)
     unexplained = outlier & ~((margins > 0) & (margins <= trial.floor.tau_hard))
     if known.any() and not low <= text.length_ratio(served[known], reference[known]) <= high:
         return unexplained
