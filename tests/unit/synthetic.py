@@ -22,7 +22,7 @@ from assay.verdicts.scoretable import ScoreTable, floor_margins
 NOISE = {"float32": 2e-6, "bfloat16": 0.03}
 SERVED = {0: ["served_0_alone", "served_0_load"], 1: ["served_1_load"]}
 ALL_SERVED = [arm for arms in SERVED.values() for arm in arms]
-OPTIONS = TextGates(permutations=1999)
+OPTIONS = TextGates(permutations=4999)
 TOOL = Tool(version="0")
 
 

@@ -8,7 +8,8 @@ Common to all:
 - `tau_hard`, `tau_soft` and the floor's aggregates come from the effective floor arms: arms equal in every score of
   every metric are one arm (in float32 two arms may agree in all margins and still differ in logprobs: two arms).
 - A statistical gate fails when the effect exceeds its limit, p < `alpha_soft`, Holm over all p-values of the config
-  stays below `alpha`, and the other instance, if it has data, has p < `alpha_confirm` in the same gate.
+  stays below `alpha`, and the other instance, if it has data, has p < `alpha_confirm` in the same gate. Significant on
+  one instance alone is INCONCLUSIVE: the instances differ.
 - FAIL needs only enough evidence, PASS needs all of it: what stands in the way of a pass makes INCONCLUSIVE.
 """
 
@@ -155,8 +156,8 @@ def hard_gate(trial: Trial) -> Draft:
 
     None: a pass, with the one-sided bound on their rate (test B). Any: a fail if the same item exceeds on the other
     instance, or if the other instance has no data; else test C decides (floor arms at the same tau), which sees
-    corruption that strikes other items each time; else the caveat `not_reproduced`. With one distinct floor arm hits
-    can fail, but their absence cannot pass.
+    corruption that strikes other items each time. Hits that do not reproduce are the caveat `not_reproduced`. With one
+    distinct floor arm hits can fail, but their absence cannot pass.
     """
     floor, margins = trial.floor, trial.scores(trial.arm, "margin_max")
     hits = margins > floor.tau_hard
@@ -171,9 +172,8 @@ def hard_gate(trial: Trial) -> Draft:
     reproduced = hits & other_hits if other_hits is not None else np.zeros_like(hits)
     caveats = _evidence_caveats(trial)
     alone = int(hits.sum() - reproduced.sum()) if other_hits is not None else 0
-    extra = int((other_hits & ~hits).sum()) if other_hits is not None else 0
-    if alone or extra:
-        why = f"{alone} items exceed tau_hard only on {trial.arm}, {extra} only on {trial.confirm}"
+    if alone:
+        why = f"{alone} items exceed tau_hard on {trial.arm} and not on {trial.confirm}"
         caveats.append(caveat("not_reproduced", "G-hard", why))
     noisy = floor.tau_hard > trial.options.tau_hard_cap_nat
     exact = int((trial.table.values(trial.arm, "exact") == 1).sum())
@@ -639,24 +639,23 @@ def applicable(table: ScoreTable) -> dict[str, GateJudge]:
 def evaluate_gates(
     table: ScoreTable, floor: Floor, served: Mapping[int, Sequence[str]], dtype: Dtype, options: TextGates
 ) -> list[Gate]:
-    """All gates of a run: every one for each pass of instance 0, coverage and structure for the other instances too.
+    """All gates of a run: every one for each pass of each instance, so that no instance is only a witness.
 
     Args:
         served: instance -> its arms, of instances that came up.
     """
-    drafts: list[Draft] = []
-    confirms = {arm: confirming_arm(arm, served) for arm in served.get(0, ())}
-    for instance, arms in sorted(served.items()):
-        judges = applicable(table) if instance == 0 else ALWAYS
-        for arm in arms:
-            trial = Trial(table, arm, floor, options, dtype, confirms.get(arm))
-            drafts.extend(judge(trial) for judge in judges.values())
+    confirms = {
+        arm: confirming_arm(arm, [other for key in sorted(served) if key != instance for other in served[key]])
+        for instance, arms in sorted(served.items())
+        for arm in arms
+    }
+    trials = [Trial(table, arm, floor, options, dtype, other) for arm, other in confirms.items()]
+    drafts = [judge(trial) for trial in trials for judge in applicable(table).values()]
     return settle(drafts, options, confirms)
 
 
-def confirming_arm(arm: str, served: Mapping[int, Sequence[str]]) -> str | None:
-    """The pass of instance 1 that confirms `arm`: the one of the same name, else its first."""
-    others = served.get(1, ())
+def confirming_arm(arm: str, others: Sequence[str]) -> str | None:
+    """Of the passes `others` of other instances, the one that confirms `arm`: that of the same name, else the first."""
     name = arm.split("_", 2)[-1]
     return next((other for other in others if other.split("_", 2)[-1] == name), others[0] if others else None)
 

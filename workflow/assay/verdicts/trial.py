@@ -221,7 +221,7 @@ def settle(drafts: Sequence[Draft], options: TextGates, confirms: Mapping[str, s
 def _settle(draft: Draft, options: TextGates, p_holm: float | None, confirms: Mapping[str, str | None]) -> Gate:
     gate = draft.gate
     test = gate.test.model_copy(update={"p_holm": p_holm}) if gate.test and p_holm is not None else gate.test
-    status, confirm, caveats, detail = gate.status, gate.confirm, list(gate.caveats), gate.detail
+    status, confirm, detail, blocked = gate.status, gate.confirm, gate.detail, draft.blocked
     significant = (
         draft.effect
         and draft.p is not None
@@ -239,14 +239,12 @@ def _settle(draft: Draft, options: TextGates, p_holm: float | None, confirms: Ma
         if p is None or p < options.alpha_confirm:
             status = Status.FAIL
         else:
-            caveats.append(caveat("not_reproduced", gate.id, f"{arm} has p = {p:.3g} in the same gate"))
-    if status is not Status.FAIL and draft.blocked:
-        status, detail = Status.INCONCLUSIVE, f"{detail}; {draft.blocked}" if detail else draft.blocked
-    elif status is Status.PASS and caveats:
+            blocked = f"significant on {gate.arm}, not on {arm} (p = {p:.3g}): the instances differ"
+    if status is not Status.FAIL and blocked:
+        status, detail = Status.INCONCLUSIVE, f"{detail}; {blocked}" if detail else blocked
+    elif status is Status.PASS and gate.caveats:
         status = Status.PASS_WITH_CAVEAT
-    return gate.model_copy(
-        update={"status": status, "test": test, "confirm": confirm, "caveats": caveats, "detail": detail}
-    )
+    return gate.model_copy(update={"status": status, "test": test, "confirm": confirm, "detail": detail})
 
 
 def caveat(code: str, gate: str, detail: str) -> Caveat:
