@@ -107,6 +107,7 @@ class World:
         part.put("output_tokens", np.full(n, float(tokens)), ref=tokens, tolerance=1)
         part.put("prompt_equal", np.ones(n), by_ids=1.0, served=37, ref=37)
         part.put("bos_ok", np.ones(n))
+        part.put("ids_ok", np.ones(n))
         part.put("tokens_after_eos", np.zeros(n))
         part.put("finish_ok", np.ones(n))
         if self.needles:

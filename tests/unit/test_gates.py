@@ -342,6 +342,7 @@ def test_a_failed_item_is_the_worst_case_everywhere():
     [
         ("prompt_equal", 0, "prompt differs"),
         ("bos_ok", 0, "BOS"),
+        ("ids_ok", 0, "outside the vocabulary"),
         ("tokens_after_eos", 2, "after the end"),
         ("finish_ok", 0, "finish reason"),
     ],

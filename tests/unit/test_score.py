@@ -255,6 +255,18 @@ def test_text_evidence_sends_the_floor_through_text_as_well(toy):
     assert scores["served_0_alone", "z", "margin_max"]["flag"] == "undefined"
 
 
+def test_an_answer_with_ids_that_cannot_be_judged_is_the_worst_case(toy):
+    toy.same("judge")
+    toy.same("float32-batch")
+    arm = "served_0_alone"
+    rows = [response("x", arm, [2, -1, 99999, EOS]), *(response(name, arm, [2, 3, EOS]) for name in "yz")]
+    toy.arm(arm, rows, [row for name in "yz" for row in tokens(name, arm, [2, 3, EOS], [0] * 3, served=[-0.1] * 3)])
+    scores, _ = toy.score()
+    assert scores[arm, "x", "margin_max"]["flag"] == "missing_as_worst"
+    assert [scores[arm, name, "ids_ok"]["value"] for name in "xyz"] == [0, 1, 1]
+    assert scores[arm, "y", "margin_max"]["value"] == 0
+
+
 def text_run(path, seen, usage, limit=40):
     """Scores of x, known by text alone: `seen` tokens of text where the judge has `limit`, all its own choice."""
     toy = Toy(path)

@@ -201,10 +201,13 @@ def _score_arm(
     responses = _read_responses(arm, mutate_response)
     answered = {key for key, row in responses.items() if row["status"] == ResponseStatus.OK}
     logprobs = bool(plan["client"]["logprobs"])
+    # Ids that could not be judged are not of the vocabulary; text that could not be judged proves no fault.
+    textual = {key for key in answered if not responses[key]["token_ids"]}
+    unjudged = [key for key in items if key not in judged]
     rows = [
         *_response_rows(responses, items, reference, judged),
-        *_unjudged_rows([key for key in items if key not in judged and key not in answered], items, logprobs, np.inf),
-        *_unjudged_rows([key for key in items if key in answered and key not in judged], items, logprobs, np.nan),
+        *_unjudged_rows([key for key in unjudged if key not in textual], items, logprobs, np.inf),
+        *_unjudged_rows([key for key in unjudged if key in textual], items, logprobs, np.nan),
     ]
     yield _table(plan["config"], arm.label, items, rows), store.table_from_rows("floor", [])
 
@@ -338,6 +341,7 @@ def _response_rows(
             ("evidence", "level", -1),
             ("prompt_equal", "bool", 1),
             ("bos_ok", "bool", 1),
+            ("ids_ok", "bool", 1),
             ("tokens_after_eos", "count", -1),
             ("finish_ok", "bool", 1),
             ("text_ok", "bool", 1),
@@ -396,7 +400,8 @@ def _add_structure(
 ) -> None:
     """Whether an answer's parts fit one another. `seen`: judged tokens, None where there are none.
 
-    Where a server returns text alone, its usage count is a claim to check; the length is that of the text.
+    Ids without judged tokens are outside the vocabulary. Where a server returns text alone, its usage count is a claim
+    to check; the length is that of the text.
     """
     ids, usage = response["token_ids"], response["output_tokens"]
     counted = seen if ids is None else len(ids)
@@ -406,7 +411,9 @@ def _add_structure(
         reference_length = len(reference.token_ids.get(key, ()))
         add("output_tokens", key, length, ref=reference_length, limit=item.max_tokens, tolerance=max(1.0, slack))
     if ids is not None:
+        add("ids_ok", key, seen is not None)
         add("tokens_after_eos", key, metrics.tokens_after_eos(ids, reference.eos_ids))
+    if ids is not None and seen is not None:
         add("text_ok", key, (response["text"] or "").rstrip(REPLACEMENT) == reference.text(ids))
     if usage is not None and counted is not None:
         add("usage_ok", key, abs(usage - counted) <= slack)
@@ -437,8 +444,8 @@ def _finish_ok(
 def _unjudged_rows(keys: list[str], items: Mapping[str, Item], logprobs: bool, value: float) -> list[Rows]:
     """Rows of items without judged tokens, for each metric they should have had.
 
-    `value` is infinite (the worst case) for a request without an answer, NaN (undefined) for an answer that gives the
-    judge nothing to judge: text that does not survive encoding and decoding proves no fault.
+    `value` is infinite (the worst case) for a request without an answer or with ids outside the vocabulary, NaN
+    (undefined) for an answer that gives the judge nothing to judge.
     """
     greedy = [key for key in keys if items[key].greedy]
     sampled = [key for key in keys if not items[key].greedy]

@@ -74,19 +74,20 @@ def coverage_gate(trial: Trial) -> Draft:
 def structure_gate(trial: Trial) -> Draft:
     """G-struct: what must hold for every answered item (for its prompt: for every counted one), without statistics.
 
-    The prompt has the judge's tokens (ids, else their count); one BOS where the tokenizer adds one; nothing after EOS;
-    a finish reason that fits the length; text and usage that fit the tokens; finite scores; lengths like the
-    reference's. Text alone is held to the tokens it encodes to, with the tolerance that a cut character and encoding
-    again call for. Two length rules: (1) an item whose every token is the judge's choice, and whose length differs by
-    more than the tolerance (one token, by ids) and the allowed ratio was cut short or ran on; (2) the ratio of total
-    lengths is inside the allowed range, unless every item outside it is explained by a near-tie divergence (a margin
-    above 0 and up to tau_hard).
+    The prompt has the judge's tokens (ids, else their count); one BOS where the tokenizer adds one; no id outside the
+    vocabulary; nothing after EOS; a finish reason that fits the length; text and usage that fit the tokens; finite
+    scores; lengths like the reference's. Text alone is held to the tokens it encodes to, with the tolerance that a cut
+    character and encoding again call for. Two length rules: (1) an item whose every token is the judge's choice, and
+    whose length differs by more than the tolerance (one token, by ids) and the allowed ratio was cut short or ran on;
+    (2) the ratio of total lengths is inside the allowed range, unless every item outside it is explained by a near-tie
+    divergence (a margin above 0 and up to tau_hard).
     """
     table, arm = trial.table, trial.arm
     answered = ~trial.failed(arm)
     broken = {
         PROMPT: table.values(arm, "prompt_equal") == 0,
         "not exactly one BOS": table.values(arm, "bos_ok") == 0,
+        "token ids outside the vocabulary": table.values(arm, "ids_ok") == 0,
         "tokens after the end of sequence": table.values(arm, "tokens_after_eos") > 0,
         "finish reason does not fit the length": table.values(arm, "finish_ok") == 0,
         "the text is not that of the tokens": table.values(arm, "text_ok") == 0,
