@@ -312,6 +312,23 @@ def test_retokenised_text_is_a_caveat():
     assert gates(world)["G-hard"].caveats[0].code == "retokenised"
 
 
+@pytest.mark.parametrize(("count", "status"), [(3, Status.PASS_WITH_CAVEAT), (4, Status.INCONCLUSIVE)])
+def test_a_few_items_whose_own_reference_text_is_lossy_are_left_out_and_counted(count, status):
+    world = World()
+    lossy = np.where(np.arange(32) < count, 1.0, np.nan)
+    for part in world.arms.values():
+        part.put("lossy_text", lossy)
+        part.undefine("lossy_text", np.isnan(lossy))
+        for metric in ("margin_max", "margin_mean", "margin_trend", "exact"):
+            part.undefine(metric, slice(0, count))
+    found = gates(world)
+    assert found["G-hard"].status is status
+    assert f"{count} of 32 items" in found["G-hard"].caveats[-1].detail
+    assert found["G-hard"].caveats[-1].code == "lossy_items"
+    assert (found["G-mean"].status is Status.INCONCLUSIVE) == (status is Status.INCONCLUSIVE)
+    assert ("do not survive encoding" in found["G-hard"].detail) == (status is Status.INCONCLUSIVE)
+
+
 def test_lossy_text_of_one_item_stands_in_the_way_of_a_pass_but_not_of_a_fail():
     world = World()
     for arm in ALL_SERVED:
@@ -448,6 +465,17 @@ def test_tokens_as_surprising_as_declared_pass():
 @pytest.mark.parametrize("shift", [1.0, -1.0])
 def test_another_temperature_fails_surprisal_either_way(shift):
     assert failing(gates(sampled(shift))) == {"G-surprisal"}
+
+
+def test_sampled_answers_known_by_text_alone_are_not_judged_as_sampled():
+    world = sampled(1.0)
+    assert {"G-surprisal"} <= failing(gates(world))
+    for arm in ALL_SERVED:
+        world.arms[arm].put("evidence", np.full(len(world.items), 2.0))
+    found = gates(world)
+    for name in ("G-surprisal", "G-support"):
+        assert found[name].status is Status.SKIPPED_OPTIONAL
+        assert [caveat.code for caveat in found[name].caveats] == ["sampled_not_judged"]
 
 
 def test_ignored_top_p_fails_support():

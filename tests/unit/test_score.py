@@ -241,7 +241,7 @@ def test_text_evidence_sends_the_floor_through_text_as_well(toy):
     toy.same("judge")
     rows = [response(name, "float32-batch", [2, 3, EOS]) for name in "xyz"]
     judged = [row for name in "xyz" for row in tokens(name, "float32-batch", [2, 3, EOS], [0, 0, 0])]
-    judged += tokens("x", "float32-batch", [4, EOS], [0.25, 0], path="text")
+    judged += tokens("x", "float32-batch", [2, 3], [0.25, 0], path="text")
     toy.arm("float32-batch", rows, judged)
     served = [response(name, "served_0_alone", [2, 3, EOS], evidence="E2", token_ids=None) for name in "xyz"]
     by_text = [row for name in "xy" for row in tokens(name, "served_0_alone", [2, 3, EOS], [0, 0, 0], path="text")]
@@ -253,6 +253,29 @@ def test_text_evidence_sends_the_floor_through_text_as_well(toy):
     # z answered, but its text did not survive encoding and decoding: it was not judged and proves no more than E3
     assert scores["served_0_alone", "z", "evidence"]["value"] == 3
     assert scores["served_0_alone", "z", "margin_max"]["flag"] == "undefined"
+
+
+@pytest.mark.parametrize("arm", ["judge", "float32-batch"])
+def test_items_whose_reference_text_encodes_to_other_ids_have_no_margin_in_any_arm(toy, arm):
+    for name in ("judge", "float32-batch"):
+        rows = [response(key, name, [2, 3, EOS]) for key in "xyz"]
+        judged = [row for key in "xyz" for row in tokens(key, name, [2, 3, EOS], [0, 0, 0])]
+        if name == arm:
+            judged += tokens("x", name, [4, EOS], [19.0, 0], path="text")  # no start of [2, 3, EOS]
+            judged += tokens("y", name, [2, 3], [0, 0], path="text")  # a cut character is gone, no more
+        toy.arm(name, rows, judged)
+    part = {"evidence": "E2", "token_ids": None, "output_tokens": 9}
+    served = [response(name, "served_0_alone", [2, 3, EOS], **(part if name == "x" else {})) for name in "xyz"]
+    judged = [row for name in "xyz" for row in tokens(name, "served_0_alone", [2, 3, EOS], [0, 0, 0], path="text")]
+    toy.arm("served_0_alone", served, judged)
+    scores, floor = toy.score()
+    for name in ("judge", "float32-batch", "served_0_alone", "control_second_best"):
+        assert scores[name, "x", "margin_max"]["flag"] == "undefined"
+        assert scores[name, "y", "margin_max"]["flag"] == "ok"
+        assert scores[name, "x", "lossy_text"]["value"] == 1
+        assert (name, "y", "lossy_text") not in scores
+    assert floor == []
+    assert ("served_0_alone", "x", "usage_ok") not in scores, "text that encodes to other ids does not count them"
 
 
 def test_an_answer_with_ids_that_cannot_be_judged_is_the_worst_case(toy):

@@ -56,13 +56,18 @@ class Arm:
 
 @dataclass(frozen=True)
 class Reference:
-    """The judge's own greedy run: what served items are compared with."""
+    """The judge's own greedy run: what served items are compared with.
+
+    `lossy`: greedy items that some reference arm answers with ids that its own text does not encode to. A margin of
+    re-encoded text says nothing about a server there, so no arm has one.
+    """
 
     prompt_ids: dict[str, list[int]]
     token_ids: dict[str, np.ndarray]
     eos_ids: frozenset[int]
     bos_id: int | None
     tokenizer: Tokenizer
+    lossy: frozenset[str]
 
     def text(self, ids: list[int]) -> str:
         """Text of `ids` as servers show it: without special tokens, and without a character cut off at the end."""
@@ -103,7 +108,8 @@ def score(
     items = read_items(items_paths)
     plan = store.read_provenance(served[0][0])["options"]
     lossy = _only_text(served)
-    reference = _read_reference(references, lossy, Tokenizer.from_file(str(tokenizer_path)))
+    unlike = _lossy_items(references, items) if lossy else frozenset()
+    reference = _read_reference(references, lossy, Tokenizer.from_file(str(tokenizer_path)), unlike)
     inputs = [*items_paths, *(path for pair in served + references for path in pair)]
     origin = provenance("score", inputs, {"run": plan, "scoring": dict(options)})
     floor_arms = set(plan["reference"]["arms"]) - {JUDGE}
@@ -158,7 +164,26 @@ def _arms(
             )
 
 
-def _read_reference(references: list[tuple[Path, Path]], lossy: bool, tokenizer: Tokenizer) -> Reference:
+def _lossy_items(references: list[tuple[Path, Path]], items: Mapping[str, Item]) -> frozenset[str]:
+    found: set[str] = set()
+    for responses, tokens in references:
+        for table in store.iter_tables(tokens, "tokens"):
+            sampled, encoded = (
+                {
+                    key: ids.tolist()
+                    for block in split_blocks(table, responses.stem, lossy=by_text)
+                    for key, ids in zip(block.item_ids, block.split(block.token_id), strict=True)
+                }
+                for by_text in (False, True)
+            )
+            # A character that the token limit cut is gone from the text: what is left is as good as it was.
+            found |= {key for key, ids in encoded.items() if ids != sampled[key][: len(ids)]}
+    return frozenset(key for key in found if items[key].greedy)
+
+
+def _read_reference(
+    references: list[tuple[Path, Path]], lossy: bool, tokenizer: Tokenizer, unlike: frozenset[str]
+) -> Reference:
     prompt_ids: dict[str, list[int]] = {}
     token_ids: dict[str, np.ndarray] = {}
     options: dict[str, Any] = {}
@@ -170,7 +195,7 @@ def _read_reference(references: list[tuple[Path, Path]], lossy: bool, tokenizer:
             prompt_ids[row["item_id"]] = row["prompt_token_ids"]
         for block in _blocks(tokens, JUDGE, lossy):
             token_ids |= dict(zip(block.item_ids, block.split(block.token_id), strict=True))
-    return Reference(prompt_ids, token_ids, frozenset(options["eos_ids"]), options["bos_id"], tokenizer)
+    return Reference(prompt_ids, token_ids, frozenset(options["eos_ids"]), options["bos_id"], tokenizer, unlike)
 
 
 def _blocks(path: Path, arm: str, lossy: bool) -> Iterator[TokenBlock]:
@@ -194,6 +219,7 @@ def _score_arm(
         for block in _blocks(path, arm.name, lossy):
             chosen = mutate_tokens(block) if mutate_tokens else block
             judged |= dict(zip(chosen.item_ids, np.diff(chosen.offsets).tolist(), strict=True))
+            chosen = chosen.take(np.array([key not in reference.lossy for key in chosen.item_ids], dtype=bool))
             yield (
                 _table(plan["config"], arm.label, items, _token_rows(chosen, items, reference, options["clip_nat"])),
                 _floor_table(chosen, arm.label, items),
@@ -204,10 +230,12 @@ def _score_arm(
     # Ids that could not be judged are not of the vocabulary; text that could not be judged proves no fault.
     textual = {key for key in answered if not responses[key]["token_ids"]}
     unjudged = [key for key in items if key not in judged]
+    lossy_items = [key for key in items if key in reference.lossy and key in judged]
     rows = [
         *_response_rows(responses, items, reference, judged),
         *_unjudged_rows([key for key in unjudged if key not in textual], items, logprobs, np.inf),
-        *_unjudged_rows([key for key in unjudged if key in textual], items, logprobs, np.nan),
+        *_unjudged_rows([key for key in unjudged if key in textual] + lossy_items, items, logprobs, np.nan),
+        Rows("lossy_text", "bool", 0, lossy_items, [1.0] * len(lossy_items)),
     ]
     yield _table(plan["config"], arm.label, items, rows), store.table_from_rows("floor", [])
 
@@ -371,7 +399,10 @@ def _response_rows(
         level = LEVELS[Evidence(response["evidence"])]
         # Text that does not survive encoding and decoding was not judged: it proves no more than parsed text.
         add("evidence", key, level if key in judged or level != LEVELS[Evidence.E2] else LEVELS[Evidence.E3])
-        _add_structure(add, key, item, response, reference, judged.get(key))
+        # Text that encodes to other ids than were sampled does not count them.
+        by_text = response["token_ids"] is None
+        seen = None if by_text and key in reference.lossy else judged.get(key)
+        _add_structure(add, key, item, response, reference, seen)
     return [rows for rows in table.values() if rows.item_ids]
 
 

@@ -233,10 +233,15 @@ def _exceedance(trial: Trial, arm: str, floor: Floats, tau: float) -> float | No
 def _evidence_caveats(trial: Trial) -> list[Caveat]:
     levels = trial.table.values(trial.arm, "evidence")
     retokenised = int((levels == LEVELS.index("E2")).sum())
-    if not retokenised:
-        return []
-    why = f"{retokenised} responses carry no token ids; their text was encoded again, and so was the floor's"
-    return [caveat("retokenised", "G-hard", why)]
+    found = []
+    if retokenised:
+        why = f"{retokenised} responses carry no token ids; their text was encoded again, and so was the floor's"
+        found.append(caveat("retokenised", "G-hard", why))
+    lossy, greedy = int(trial.lossy().sum()), int(trial.table.has("margin_max").sum())
+    if lossy:
+        why = f"{lossy} of {greedy} items have no margin: a reference answer's text encodes to other ids than it had"
+        found.append(caveat("lossy_items", "G-hard", why))
+    return found
 
 
 def _position_hints(trial: Trial, hits: Mask) -> list[Diagnosis]:
@@ -315,20 +320,7 @@ def shift_gate(trial: Trial, spec: ShiftSpec) -> Draft:
     """
     skipped = _logprobs_skipped(trial, spec) if spec.logprobs else None
     if skipped:
-        return Draft(
-            gate=_gate(
-                spec.id,
-                trial,
-                metric=spec.metric,
-                required=False,
-                status=Status.SKIPPED_OPTIONAL,
-                statistic=spec.statistic,
-                value=None,
-                unit="nat",
-                caveats=[skipped],
-                detail=skipped.detail,
-            )
-        )
+        return _skip(trial, spec.id, spec.metric, spec.statistic, "nat", skipped)
     options = trial.options
     resolution = max(trial.resolution**2 / 2, KL_ROUNDING) if spec.quadratic else trial.resolution
     ratio = options.ratio**2 if spec.quadratic else options.ratio
@@ -411,12 +403,20 @@ def _logprobs_skipped(trial: Trial, spec: ShiftSpec) -> Caveat | None:
     return None
 
 
+def _sampled_by_text(trial: Trial, gate: str) -> Caveat | None:
+    """Why sampled tokens cannot be judged: text may encode to other, rarer tokens than those that were drawn."""
+    by_text = trial.table.has("surprisal") & (trial.table.values(trial.arm, "evidence") >= LEVELS.index("E2"))
+    if not by_text.any():
+        return None
+    return caveat("sampled_not_judged", gate, f"{int(by_text.sum())} sampled responses carry no token ids")
+
+
 def _or_zero(values: Floats) -> Floats:
     return values if np.isfinite(values).any() else np.zeros(1)
 
 
 def _partial_logprobs(trial: Trial, spec: ShiftSpec) -> list[Caveat]:
-    lacking = trial.unjudged(spec.metric)
+    lacking = int(trial.unjudged(spec.metric).sum())
     return [caveat("logprobs_missing", spec.id, f"{lacking} responses carry no logprobs")] if lacking else []
 
 
@@ -532,6 +532,9 @@ def surprisal_gate(trial: Trial) -> Draft:
     It has no worst case (both directions are faults): a failed item is left to G-coverage.
     """
 
+    if skipped := _sampled_by_text(trial, "G-surprisal"):
+        return _skip(trial, "G-surprisal", "surprisal", "z of the summed excess surprisal", "sigma", skipped)
+
     def z_of(arm: str) -> tuple[float, int]:
         values, variance = trial.table.values(arm, "surprisal"), trial.table.aux(arm, "surprisal", "variance")
         known = np.isfinite(values) & np.isfinite(variance)
@@ -575,6 +578,9 @@ def support_gate(trial: Trial) -> Draft:
     arms' own rate where they were scored.
     """
     table = trial.table
+    if skipped := _sampled_by_text(trial, "G-support"):
+        statistic = "share of sampled tokens outside the declared support"
+        return _skip(trial, "G-support", "support_outside", statistic, "fraction", skipped)
 
     def outside(arm: str) -> tuple[int, int]:
         return int(np.nansum(table.values(arm, "support_outside"))), int(
@@ -740,14 +746,39 @@ def _test(
     )
 
 
+def _skip(trial: Trial, gate: str, metric: str, statistic: str, unit: str, why: Caveat) -> Draft:
+    return Draft(
+        gate=_gate(
+            gate,
+            trial,
+            metric=metric,
+            required=False,
+            status=Status.SKIPPED_OPTIONAL,
+            statistic=statistic,
+            value=None,
+            unit=unit,
+            caveats=[why],
+            detail=why.detail,
+        )
+    )
+
+
 def _noisy(noisy: bool) -> str | None:
     return f"floor too noisy: {CAP_RULE}" if noisy else None
 
 
 def _unjudged(trial: Trial, metric: str, too_short: bool = False) -> str | None:
     # A trend needs two tokens: an item that has a margin and no trend is short, not without evidence.
-    count = trial.unjudged("margin_max" if too_short else metric)
-    return f"{count} responses returned only lossy text (E3): their tokens cannot be judged" if count else None
+    wanted = "margin_max" if too_short else metric
+    lacking = trial.unjudged(wanted)
+    parsed = lacking & (trial.table.values(trial.arm, "evidence") >= LEVELS.index("E3"))
+    if parsed.any():
+        return f"{int(parsed.sum())} responses returned only lossy text (E3): their tokens cannot be judged"
+    if (lacking & trial.lossy()).any():
+        return (
+            f"{int(trial.lossy().sum())} items of the reference itself do not survive encoding: too many to leave out"
+        )
+    return f"{int(lacking.sum())} responses have no {wanted}" if lacking.any() else None
 
 
 def _first(*reasons: str | None) -> str | None:

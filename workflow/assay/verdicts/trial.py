@@ -11,13 +11,14 @@ import numpy as np
 
 from assay.config import Dtype, TextGates
 from assay.metrics import stats, text
-from assay.records import Status
+from assay.records import JUDGE, Status
 from assay.verdicts.model import Caveat, Confirm, FloorSummary, Gate, WorstItem
 from assay.verdicts.scoretable import Floats, Mask, ScoreTable, State
 
 SHOWN_ITEMS = 5
 MIN_ARMS = 2  # distinct floor arms below which a floor is no distribution
 MIN_FLOOR_EXCEEDANCES = 10  # tau_soft is at least this order statistic of the floor
+MAX_LOSSY = 0.1  # share of greedy items that may be left out because text does not encode to the ids it came from
 SOFT_TAIL = 2e-4  # share of floor tokens above tau_soft
 
 
@@ -146,12 +147,18 @@ class Trial:
         """Whether any response of an arm has a value of this metric."""
         return bool((self.table.states(arm, metric) == State.OK).any())
 
-    def unjudged(self, metric: str) -> int:
-        """Answered items that should have this metric and whose evidence does not allow it."""
+    def lossy(self) -> Mask:
+        """Items left without margins in every arm, because the reference's own text does not encode to its ids."""
+        return self.table.values(JUDGE, "lossy_text") == 1
+
+    def unjudged(self, metric: str) -> Mask:
+        """Answered items that should have this metric and whose evidence does not allow it; few `lossy` ones aside."""
+        lossy = self.lossy()
+        few = lossy.sum() <= MAX_LOSSY * self.table.has("margin_max").sum()
         lacking = self.table.has(metric) & ~self.failed(self.arm) & np.isnan(self.table.values(self.arm, metric))
         if not self.planned:
             lacking &= self.table.states(self.arm, metric) != State.ABSENT
-        return int(lacking.sum())
+        return lacking & ~lossy if few else lacking
 
     def matrix(self, arm: str, metric: str) -> Floats:
         """float64 [items, 1 + J]: `arm`, then the effective floor arms; only items all of them have.
