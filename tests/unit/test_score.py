@@ -178,6 +178,7 @@ def test_planted_controls_change_what_they_say_and_nothing_is_planted_on_served_
     scores, _ = toy.score()
     arms = {arm for arm, _, _ in scores}
     assert {"control_second_best", "control_unanswered", "control_extra_prompt_token"} <= arms
+    assert [scores["control_unanswered", name, "answered"]["value"] for name in "xyz"].count(0) == 1
     assert not scores["control_extra_prompt_token", "x", "prompt_equal"]["value"]
     assert scores["judge", "x", "prompt_equal"]["value"] == 1
     assert scores["judge", "x", "margin_max"]["value"] == 0

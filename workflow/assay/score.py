@@ -213,7 +213,6 @@ def _score_arm(
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Score tables of one arm, and its positive margins for the floor, in bounded pieces."""
     mutate_tokens = arm.control.tokens if arm.control else None
-    mutate_response = arm.control.response if arm.control else None
     judged: dict[str, int] = {}  # item -> tokens
     for path in arm.tokens:
         for block in _blocks(path, arm.name, lossy):
@@ -224,7 +223,9 @@ def _score_arm(
                 _table(plan["config"], arm.label, items, _token_rows(chosen, items, reference, options["clip_nat"])),
                 _floor_table(chosen, arm.label, items),
             )
-    responses = _read_responses(arm, mutate_response)
+    responses = _read_responses(arm)
+    if arm.control and arm.control.responses:
+        responses = arm.control.responses(responses)
     answered = {key for key, row in responses.items() if row["status"] == ResponseStatus.OK}
     logprobs = bool(plan["client"]["logprobs"])
     # Ids that could not be judged are not of the vocabulary; text that could not be judged proves no fault.
@@ -345,7 +346,7 @@ def _floor_table(block: TokenBlock, arm: str, items: Mapping[str, Item]) -> pa.T
 # --- responses -> rows -------------------------------------------------------------------------------------------
 
 
-def _read_responses(arm: Arm, mutate: Callable[[dict[str, Any]], dict[str, Any]] | None) -> dict[str, dict[str, Any]]:
+def _read_responses(arm: Arm) -> dict[str, dict[str, Any]]:
     columns = [
         *("item_id", "arm", "status", "finish_reason", "evidence", "prompt_tokens", "output_tokens", "text"),
         *("prompt_token_ids", "token_ids"),
@@ -354,7 +355,7 @@ def _read_responses(arm: Arm, mutate: Callable[[dict[str, Any]], dict[str, Any]]
     for path in arm.responses:
         for row in store.read_rows(path, "responses", columns):
             if row["arm"] == arm.name:
-                found[row["item_id"]] = mutate(row) if mutate else row
+                found[row["item_id"]] = row
     return found
 
 
