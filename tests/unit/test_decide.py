@@ -171,6 +171,14 @@ def test_a_broken_reference_is_an_error_not_a_fail():
     assert "does not agree with its own" in judge(world).reason
 
 
+def test_a_judge_without_a_finite_number_for_an_answer_is_an_error_not_a_fail():
+    world = World()
+    world.arms["served_0_load"].undefine("margin_max", 7, flag="nonfinite")
+    verdict = judge(world)
+    assert verdict.verdict is Status.ERROR
+    assert "no finite number for 1 answers of 'served_0_load', first item-000007" in verdict.reason
+
+
 def test_one_instance_is_a_caveat():
     verdict = judge(without(World(), "served_1_load"), instances=(instance(0, SERVED[0]),))
     assert [caveat.code for caveat in verdict.caveats] == ["single_instance"]

@@ -279,6 +279,27 @@ def test_items_whose_reference_text_encodes_to_other_ids_have_no_margin_in_any_a
     assert ("served_0_alone", "x", "usage_ok") not in scores, "text that encodes to other ids does not count them"
 
 
+@pytest.mark.parametrize(("broken", "flag"), [(np.nan, "nonfinite"), (0.0, "ok")])
+def test_a_judge_that_gives_nan_is_flagged(toy, broken, flag):
+    toy.same("judge")
+    toy.same("float32-batch")
+    toy.same("served_0_alone", {"x": [0.0, broken, 0.0]})
+    scores, _ = toy.score()
+    metrics = ("margin_max", "margin_mean", "logprob_rms")
+    assert {scores["served_0_alone", "x", name]["flag"] for name in metrics} == {flag}
+    assert scores["served_0_alone", "y", "margin_max"]["flag"] == "ok"
+    assert scores["served_0_alone", "y", "first_divergence"]["flag"] == "undefined"
+
+
+def test_an_answer_of_one_token_has_no_trend_and_nothing_is_wrong_with_it(toy):
+    for name in ("judge", "float32-batch", "served_0_alone"):
+        rows = [response(key, name, [EOS]) for key in "xyz"]
+        toy.arm(name, rows, [row for key in "xyz" for row in tokens(key, name, [EOS], [0], served=[-0.1])])
+    scores, _ = toy.score()
+    assert scores["served_0_alone", "x", "margin_trend"]["flag"] == "undefined"
+    assert scores["served_0_alone", "x", "margin_max"]["flag"] == "ok"
+
+
 def test_an_answer_with_ids_that_cannot_be_judged_is_the_worst_case(toy):
     toy.same("judge")
     toy.same("float32-batch")

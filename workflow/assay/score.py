@@ -76,7 +76,7 @@ class Reference:
 
 @dataclass
 class Rows:
-    """Score rows of one metric, as columns."""
+    """Score rows of one metric, as columns. `nan` says what a NaN among the values means."""
 
     metric: str
     unit: str
@@ -84,6 +84,7 @@ class Rows:
     item_ids: list[str] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     aux: list[dict[str, float]] = field(default_factory=list)
+    nan: Flag = Flag.UNDEFINED
 
 
 def score(
@@ -326,7 +327,9 @@ def _rows(block: TokenBlock, metric: str, unit: str, direction: int, values: np.
     keys = list(aux)
     columns = [np.asarray(column, dtype=np.float64).tolist() for column in aux.values()]
     extra = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)] if keys else []
-    return Rows(metric, unit, direction, block.item_ids, values.tolist(), extra)
+    # Without a divergence, or with a single token, there is no such number; any other NaN is the judge's.
+    nan = Flag.UNDEFINED if metric in ("first_divergence", "margin_trend") else Flag.NONFINITE
+    return Rows(metric, unit, direction, block.item_ids, values.tolist(), extra, nan)
 
 
 def _floor_table(block: TokenBlock, arm: str, items: Mapping[str, Item]) -> pa.Table:
@@ -495,7 +498,8 @@ def _unjudged_rows(keys: list[str], items: Mapping[str, Item], logprobs: bool, v
 
 
 def _table(config: str, arm: str, items: Mapping[str, Item], parts: Iterable[Rows]) -> pa.Table:
-    """Rows as a `scores` table. NaN becomes null (undefined); infinity becomes null (counted as the worst case)."""
+    """Rows as a `scores` table. NaN becomes null (undefined, or not finite where only a broken judge gives it);
+    infinity becomes null (counted as the worst case)."""
     tables = [_part(config, arm, items, rows) for rows in parts if rows.item_ids]
     return pa.concat_tables(tables).combine_chunks() if tables else SCORES.empty_table()
 
@@ -503,7 +507,7 @@ def _table(config: str, arm: str, items: Mapping[str, Item], parts: Iterable[Row
 def _part(config: str, arm: str, items: Mapping[str, Item], rows: Rows) -> pa.Table:
     values = np.array(rows.values, dtype=np.float64)
     flags = np.full(len(values), Flag.OK.value, dtype=object)
-    flags[np.isnan(values)] = Flag.UNDEFINED.value
+    flags[np.isnan(values)] = rows.nan.value
     flags[np.isinf(values)] = Flag.MISSING_AS_WORST.value
     n = len(values)
     aux = rows.aux or [{}] * n
