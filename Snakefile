@@ -25,11 +25,11 @@ include: "workflow/rules/fault_matrix.smk"
 
 
 wildcard_constraints:
-    config=CONFIG_PATTERN,
-    source="[a-z0-9][a-z0-9_.-]*",
-    environment="[a-z0-9][a-z0-9_.-]*",
-    model="[a-z0-9][a-z0-9_.-]*",
-    set="[a-z0-9][a-z0-9_]*",
+    config=rf"{NAME}(\+{NAME})?",
+    source=NAME,
+    environment=NAME,
+    model=NAME,
+    set=NAME,
     arm=r"judge|[a-z0-9]+-[a-z]+",
     instance=r"\d+",
 
@@ -44,4 +44,4 @@ localrules:
 rule all:
     default_target: True
     input:
-        all_verdicts(),
+        all_verdicts,

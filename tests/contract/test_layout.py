@@ -76,6 +76,7 @@ def test_an_innocent_line_is_left_alone(text):
 
 # --- rules --------------------------------------------------------------------------------------------------------
 
+COMPUTING = {"reference", "judge", "judge_reference"}
 TARGETS = {"all", "gate"}  # they make nothing of their own, so there is nothing to measure
 
 
@@ -106,6 +107,8 @@ def incomplete(rules: dict[str, dict[str, str]], scripts: set[str]) -> list[str]
         faults += [f"rule {name} has no {directive}" for directive in sorted(wanted - rule.keys())]
         if f'code=code("{script.removesuffix(".py")}")' not in rule.get("params", ""):
             faults.append(f"rule {name} does not depend on the code of {script}")
+        if name in COMPUTING and "versions=VERSIONS" not in rule.get("params", ""):
+            faults.append(f"rule {name} does not depend on the versions of the libraries it computes with")
         for directive in {"log", "benchmark"} & rule.keys():
             if name not in rule[directive].replace(".", "/").split('"')[1].split("/"):
                 faults.append(f"the {directive} of rule {name} does not lie under its name")
@@ -138,6 +141,13 @@ def test_a_rule_that_watches_the_wrong_code_or_logs_elsewhere_is_found():
     assert "the log of rule score does not lie under its name" in faults
 
 
+def test_a_rule_that_computes_with_whatever_is_installed_is_found():
+    rules = all_rules()
+    rules["judge"] = rules["judge"] | {"params": 'dtype=judge_dtype, code=code("judge"),'}
+    (fault,) = incomplete(rules, scripts())
+    assert fault == "rule judge does not depend on the versions of the libraries it computes with"
+
+
 def test_a_script_without_a_rule_and_a_rule_without_its_script_are_found():
     assert "script stray.py has no rule" in incomplete(all_rules(), scripts() | {"stray.py"})
     assert "script score.py is missing" in incomplete(all_rules(), scripts() - {"score.py"})
@@ -162,11 +172,11 @@ MAY_IMPORT = {
     "stage": {"errors"},
     "verdicts": BASE | {"metrics", "config", "store", "tokens"},
     "client": BASE | {"config"},
-    "engines": BASE | {"config", "provenance"},
+    "engines": BASE | {"config", "fingerprint", "provenance", "store"},
     "sources": BASE | {"config", "store"},
     "samples": BASE | {"config", "sources", "store"},
     "references": BASE,
-    "embedded": BASE,
+    "embedded": BASE | {"provenance"},
 }
 ABOVE = {"cli", "embedded"}
 PURE = ("metrics", {"numpy", "scipy", "rapidfuzz", "math", "re", "dataclasses", "typing", "collections", "__future__"})

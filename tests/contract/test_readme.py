@@ -174,6 +174,7 @@ def add_examples(folder: Path, changes: dict[str, tuple[str, str]] | None = None
         path = folder / name
         before = path.read_text() if path.exists() else ""
         path.write_text(f"{before}\n{text.replace(*(changes or {}).get(name, ('', '')))}")
+    (folder / "config/environments/my-engine.txt").touch()
     site = folder / "config/sites/embedded.yaml"
     content = yaml.safe_load(site.read_text())
     site.write_text(yaml.safe_dump(content | {"arms": [*content["arms"], "my-engine"]}))

@@ -1,5 +1,7 @@
 """What reruns when: read from snakemake's own dry-run plan, after a real run."""
 
+import os
+
 import pytest
 
 from assay.gate import read_verdict
@@ -79,7 +81,10 @@ def test_a_changed_gate_option_reruns_score_and_verdict(workspace):
 
 def test_rescoring_keeps_the_options_of_the_run_after_the_configuration_changed(workspace):
     before = read_verdict(workspace.path / TARGET)
+    planned = workspace.path / f"results/serve/{NAME}.json"
+    recorded, seen = planned.read_bytes(), planned.stat()
     try:
+        planned.write_text("{}")  # a later plan, which nothing has run
         workspace.edit("config/sites/embedded.yaml", "threads: 1", "threads: 2")
         workspace.edit("config/families/smollm2_135m.yaml", "smoke: [batch, attention]", "smoke: [batch]")
         rescore = ("--workflow-profile", "profiles/rescore")
@@ -89,7 +94,12 @@ def test_rescoring_keeps_the_options_of_the_run_after_the_configuration_changed(
         assert after.reference.floor_arms == before.reference.floor_arms
         assert after.provenance["options"]["run"] == before.provenance["options"]["run"]
         assert after.gates == before.gates
+        assert workspace.planned("all", *rescore).keys() == {"all", "score", "verdict"}  # of what was run, no more
+        refused = workspace.snakemake("results/verdicts/faults_100.json", *rescore, check=False)
+        assert "run it once without the rescore profile" in refused.stderr and refused.returncode
     finally:
+        planned.write_bytes(recorded)
+        os.utime(planned, ns=(seen.st_atime_ns, seen.st_mtime_ns))
         workspace.restore("config/sites/embedded.yaml")
         workspace.restore("config/families/smollm2_135m.yaml")
     assert workspace.planned(TARGET) == {}

@@ -41,6 +41,30 @@ def test_nan_and_none_agree_with_no_number(tmp_path):
     assert count_outcomes(run_cases(path))["WRONG"] == 2
 
 
+def test_a_library_error_is_wrong_and_never_not_covered(tmp_path):
+    case = {"id": "X1", "expected": 0.5, "tol": 0}
+    served = case | {"metric": "greedy_margin", "input": {"ref_logprobs": {"1": -0.1}, "served": 2}}  # a KeyError
+    order = case | {"metric": "tolerance_limit_n", "input": {"quantile": 0.9, "confidence": 0.9, "order": "nth"}}
+    first, second = run_cases(write(tmp_path, served, order))
+    assert str(first) == "X1 WRONG got KeyError: 2 / expected 0.5"
+    assert second.wrong and second.got.startswith("ValueError: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"metric": 3}, "`metric`.*: 3"), ({"input": [1]}, r"`input`.*: \[1\]"), ({"tol": "x"}, "`tol`.*: x")],
+)
+def test_a_case_with_a_value_of_the_wrong_kind_is_refused_by_name(tmp_path, change, message):
+    case = {"id": "X1", "metric": "perplexity", "input": {}, "expected": 0, "tol": 0}
+    with pytest.raises(StoreError, match=f"case X1: {message}"):
+        run_cases(write(tmp_path, case | change))
+
+
+def test_a_file_without_cases_checks_nothing_and_is_refused(tmp_path):
+    with pytest.raises(StoreError, match="holds no case"):
+        run_cases(write(tmp_path))
+
+
 @pytest.mark.parametrize("content", ["[]", '{"schema": "other", "cases": []}', "{"])
 def test_a_file_of_another_format_is_refused(tmp_path, content):
     path = tmp_path / "cases.json"

@@ -167,13 +167,31 @@ def test_the_chosen_token_listed_beside_the_top_k_is_cut():
 ONE_STEP = {"token_ids": [5], "prompt_token_ids": [1]}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "NaN", "-Infinity", None])
+HUGE = -(10**400)  # an integer that no float holds
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, "NaN", "-Infinity", None, pytest.param(HUGE, id="huge"), -1e300]
+)
 @pytest.mark.parametrize("where", ["chosen", "top"])
 def test_a_logprob_that_is_no_number_is_nonfinite(value, where):
     entry = step(5, -0.1, 5)
     (entry if where == "chosen" else entry["top_logprobs"][2])["logprob"] = value
     row = ask(json_reply(chat_body("Hi", logprobs={"content": [entry]}, **ONE_STEP)))
     assert (row["status"], row["evidence"]) == ("nonfinite", "none")
+
+
+@pytest.mark.parametrize("name", ["token_id:9999999999", "token_id:2147483648", "token_id:" + "9" * 5000])
+def test_a_named_id_that_no_table_holds_is_malformed(name):
+    row = ask(json_reply(chat_body("Hi", logprobs={"content": [step(5, -0.1, 5) | {"token": name}]})))
+    assert row["status"] == "malformed" and "names no token id" in row["error"]
+
+
+def test_the_largest_named_id_and_logprob_fit_their_table():
+    entry = step(5, -0.1, 1) | {"token": "token_id:2147483647", "logprob": -3e38}
+    row = ask(json_reply(chat_body("Hi", logprobs={"content": [entry]})))
+    del row["asked"]
+    assert table_from_rows("responses", [row])["token_ids"].to_pylist() == [[2147483647]]
 
 
 def test_a_nonfinite_completion_logprob_in_a_stream_is_found():

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -9,8 +10,10 @@ import yaml
 from assay import config
 from assay.errors import ConfigError
 from assay.samples.recipe import recipe_schema
+from assay.verdicts.gates import GATES
 from assay.verdicts.model import verdict_schema
 
+LOAD = {"name": "load", "concurrency": 16}
 ROOT = Path(__file__).parents[2]
 
 
@@ -49,6 +52,43 @@ def test_schemas_for_editors_are_in_step_with_the_models():
         ("configs.yaml", lambda c: c["smollm2_135m"].update(dtype="float16"), "serves .*, not float16"),
         ("configs.yaml", lambda c: c["smollm2_135m"].update(gates={"kapa": 3}), "unknown key 'kapa'"),
         ("configs.yaml", lambda c: c.update(qwen={"unsupported": ""}), "qwen: unsupported: .*at least 10"),
+        (
+            "configs.yaml",
+            lambda c: c["smollm2_135m"].update(gates={"length_ratio": [2, 0.1]}),
+            r"smollm2_135m: gates: length_ratio: .*range around 1",
+        ),
+        (
+            "families/smollm2_135m.yaml",
+            lambda c: c.update(gates={"resolution_nat": {"float32": -1}}),
+            r"gates\.resolution_nat\.float32: .*greater than or equal to 0",
+        ),
+        ("configs.yaml", lambda c: c["smollm2_135m"].update(instances=[[]]), r"instances\.0: .*at least 1"),
+        (
+            "configs.yaml",
+            lambda c: c["smollm2_135m"].update(instances=[[LOAD, LOAD]]),
+            r"instances\.0: .*load is .*twice",
+        ),
+        ("arms/embedded.yaml", lambda c: c.update(instances=[[]]), r"embedded\.yaml: instances\.0: .*at least 1"),
+        ("arms/embedded.yaml", lambda c: c.update(instances=[[LOAD, LOAD]]), r"instances\.0: .*load is there twice"),
+        ("arms/embedded.yaml", lambda c: c.update(argv=["{python}"]), r"embedded\.yaml: .*argv has no \{port\}"),
+        ("arms/cyllama.yaml", lambda c: c.update(environment="cylama"), r"cylama' has no lock; add .*cylama\.txt"),
+        ("families/smollm2_135m.yaml", lambda c: c["sets"].update(smoke=[]), r"sets\.smoke: .*at least 1"),
+        (
+            "families/smollm2_135m.yaml",
+            lambda c: c["sets"].update(smoke=["needles", "needles"]),
+            r"sets\.smoke: .*needles is there twice",
+        ),
+        (
+            "families/smollm2_135m.yaml",
+            lambda c: c["reference"]["floor"].update(smoke=["batch", "batch"]),
+            r"reference\.floor\.smoke: .*batch is there twice",
+        ),
+        (
+            "families/smollm2_135m.yaml",
+            lambda c: c["reference"]["floor"].pop("smoke"),
+            r"smollm2_135m: family 'smollm2_135m' has no reference\.floor for tier 'smoke'",
+        ),
+        ("faults.yaml", lambda c: c["rms_eps"].update(gates=["G-hrad"]), r"rms_eps: gates\.0: .*found 'G-hrad'"),
         ("sources.yaml", lambda c: c["smollm2_135m_gguf"].update(sha256="abc"), "sha256"),
     ],
 )
@@ -56,6 +96,18 @@ def test_a_wrong_value_names_file_key_and_remedy(folder, file, change, message):
     edit(folder / file, change)
     with pytest.raises(ConfigError, match=message):
         config.load({"site": "embedded"}, folder)
+
+
+def test_one_dtypes_resolution_can_be_changed_without_the_others(folder):
+    edit(folder / "families/smollm2_135m.yaml", lambda c: c.update(gates={"resolution_nat": {"float16": 5e-4}}))
+    changes = {"resolution_nat": {"float32": 1e-3}, "kappa": 3}
+    edit(folder / "configs.yaml", lambda c: c["smollm2_135m_vllm_bf16"].update(gates=changes))
+    gates = config.load({"site": "embedded"}, folder).resolve("smollm2_135m_vllm_bf16").gates
+    assert gates.resolution_nat == {"float32": 1e-3, "float16": 5e-4, "bfloat16": 2e-3} and gates.kappa == 3
+
+
+def test_every_gate_can_be_named_by_a_fault():
+    assert get_args(config.GateName) == tuple(GATES)
 
 
 def test_an_unknown_key_in_the_settings_is_an_error(folder):

@@ -197,6 +197,12 @@ def test_models_version_and_health(url):
     assert httpx.get(f"{url}/version").json()["transformers"]
 
 
+def test_the_version_is_that_of_the_start_whatever_becomes_of_the_checkout_since(url, monkeypatch):
+    before = httpx.get(f"{url}/version").json()
+    monkeypatch.setattr("assay.embedded.server.versions", lambda: {"tree": "edited since"})
+    assert httpx.get(f"{url}/version").json() == before
+
+
 def test_a_client_that_leaves_frees_its_place_in_the_batch(url):
     body = chat("Hi", model=NAME, stream=True, max_tokens=400)
     with httpx.stream("POST", url + ROUTES["chat"], json=body) as response:

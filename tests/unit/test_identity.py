@@ -84,5 +84,13 @@ def test_the_environment_difference_lists_what_was_planned_added_changed_and_rem
 def test_a_server_that_changed_under_way_is_told_field_by_field(measured):
     start = measured()
     assert changed(start, replace(start, measured_utc="later")) == []
-    end = replace(start, pid=1, packages_sha256=sha256_lines(["x==1"]), version_route={"version": "2"})
-    assert changed(start, end) == ["pid", "packages_sha256", "version_route"]
+    assert changed(start, replace(start, commit="of another folder's change")) == []
+    end = replace(
+        start,
+        tree="b",
+        dirty=not start.dirty,
+        pid=1,
+        packages_sha256=sha256_lines(["x==1"]),
+        version_route={"version": "2"},
+    )
+    assert changed(start, end) == ["pid", "tree", "dirty", "packages_sha256", "version_route"]

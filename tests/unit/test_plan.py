@@ -1,11 +1,15 @@
+from datetime import date
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from assay.canonical import sha256_json
 from assay.config import UnsupportedConfig, load, read_yaml
-from assay.engines.plan import complete_plan, effective_options, serve_plan, server_environment
-from assay.errors import ConfigError
+from assay.engines.plan import complete_plan, effective_options, recorded_plan, serve_plan, server_environment
+from assay.errors import ConfigError, StoreError
+from assay.provenance import provenance
+from assay.store import run_options, table_from_rows, write_json, write_table
 
 FOLDER = Path(__file__).parents[2] / "config"
 MANIFEST = {"files": {"model.safetensors": {"sha256": "aa", "bytes": 1}}}
@@ -57,6 +61,29 @@ def test_the_options_digest_covers_everything_that_decides_the_outputs(config):
     assert len(digests) == 4
 
 
+def test_what_is_installed_is_part_of_the_plan_of_a_server_in_the_projects_environment(config, monkeypatch):
+    served = serve_plan(config, "smollm2_135m")["environment"]["versions"]
+    assert served == {name: metadata.version(name) for name in ("tokenizers", "torch", "transformers")}
+    before = {name: serve_plan(config, name)["options_sha256"] for name in ("smollm2_135m", "smollm2_135m_vllm")}
+    monkeypatch.setattr("assay.provenance._version", lambda name: "99")
+    changed = {name for name, digest in before.items() if serve_plan(config, name)["options_sha256"] != digest}
+    assert changed == {"smollm2_135m"}  # vllm has an environment of its own, whose manifest is an input
+
+
+def test_the_code_of_our_own_server_is_part_of_its_plan_alone(config, monkeypatch):
+    names = ("smollm2_135m", "smollm2_135m_embedded")
+    before = {name: serve_plan(config, name)["options_sha256"] for name in names}
+    monkeypatch.setattr("assay.engines.plan.fingerprint", lambda script: f"{script.parent.name}/{script.name} edited")
+    plans = {name: serve_plan(config, name) for name in names}
+    assert plans["smollm2_135m_embedded"]["environment"]["code"] == "embedded/__main__.py edited"
+    assert {name for name in names if plans[name]["options_sha256"] != before[name]} == {"smollm2_135m_embedded"}
+
+
+def test_a_note_on_where_the_launch_line_comes_from_changes_no_plan(config):
+    changed = with_arm(config, "transformers-serve", recipe="elsewhere", recipe_date=date(2027, 1, 1), description="x")
+    assert serve_plan(changed, "smollm2_135m") == serve_plan(config, "smollm2_135m")
+
+
 def test_a_gguf_file_is_named_in_its_source(config):
     plan = serve_plan(config, "smollm2_135m_cyllama")
     assert plan["model"]["source"] == "smollm2_135m_gguf"
@@ -80,7 +107,7 @@ def test_a_fault_on_an_arm_without_a_switch_is_refused(config):
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
-        ({"argv": ["{python}", "--model={modeldir}"]}, r"argv\[1\]"),
+        ({"argv": ["{python}", "--model={modeldir}", "--port={port}"]}, r"argv\[1\]"),
         ({"env": {"OMP_NUM_THREADS": "{modeldir}"}}, "env.OMP_NUM_THREADS"),
     ],
 )
@@ -90,13 +117,13 @@ def test_an_unknown_placeholder_names_arm_and_key(config, changes, where):
 
 
 def test_braces_that_are_no_placeholder_are_left_alone(config):
-    argv = ["{python}", '--compilation-config={"level": 3}']
+    argv = ["{python}", '--compilation-config={"level": 3}', "--port={port}"]
     plan = serve_plan(with_arm(config, "embedded", argv=argv), "smollm2_135m_embedded")
     assert plan["argv"][1] == '--compilation-config={"level": 3}'
 
 
 def test_an_arm_that_needs_a_gguf_file_the_arm_does_not_load_is_told_so(config):
-    argv = ["{python}", "--model={gguf_file}"]
+    argv = ["{python}", "--model={gguf_file}", "--port={port}"]
     with pytest.raises(ConfigError, match=r"'\{gguf_file\}' has no value"):
         serve_plan(with_arm(config, "embedded", argv=argv), "smollm2_135m_embedded")
 
@@ -122,6 +149,39 @@ def test_an_unsupported_config_has_a_plan_that_says_why(config):
     plan = serve_plan(config.model_copy(update={"configs": {"omni": entry}}), "omni")
     assert (plan["config"], plan["unsupported"]) == ("omni", "no speech machinery yet")
     assert complete_plan(plan, None) == plan
+
+
+def test_a_recorded_plan_is_that_of_the_outputs_whatever_was_planned_since(config, tmp_path):
+    ran, now = serve_plan(config, "smollm2_135m"), serve_plan(config, "smollm2_135m_embedded")
+    write_json(tmp_path / "serve/x.json", now)
+    assert recorded_plan("x", tmp_path) is None  # planned, never run
+    write_outputs(tmp_path / "outputs/x/0.parquet", ran)
+    assert recorded_plan("x", tmp_path) == effective_options(ran)
+    assert recorded_plan("y", tmp_path) is None
+
+
+def test_an_unsupported_config_is_recorded_by_its_plan(config, tmp_path):
+    plan = serve_plan(config, "qwen3_omni")
+    write_json(tmp_path / "serve/qwen3_omni.json", plan)
+    assert recorded_plan("qwen3_omni", tmp_path) == plan
+
+
+def test_instances_of_different_options_are_no_one_run(config, tmp_path):
+    paths = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    plan = serve_plan(config, "smollm2_135m")
+    for path in paths:
+        write_outputs(path, plan)
+    assert run_options(paths) == effective_options(plan)
+    write_outputs(paths[1], plan | {"threads": 2})
+    with pytest.raises(StoreError, match=r"0\.parquet and .*1\.parquet were made with different run options"):
+        run_options(paths)
+
+
+def write_outputs(path, plan):
+    """The outputs of a run of `plan`, without rows."""
+    write_table(
+        path, "responses", table_from_rows("responses", []), provenance("generate", [], effective_options(plan))
+    )
 
 
 def test_a_server_with_its_own_environment_does_not_see_our_modules(config):

@@ -33,6 +33,17 @@ Adapter = Callable[[Input], Any]
 FORMAT = "metric-cases/1"
 
 
+class _NotGiven(Exception):
+    """A case's input lacks what its metric needs."""
+
+
+class _Given(dict[str, Any]):
+    """A JSON object of a case's input: what it lacks is told from what the library fails to find."""
+
+    def __missing__(self, key: str) -> Any:
+        raise _NotGiven(key)
+
+
 @dataclass(frozen=True)
 class CaseResult:
     """What one case gave."""
@@ -63,6 +74,8 @@ def run_cases(path: str | Path) -> list[CaseResult]:
     content = store.read_json(path)
     if not isinstance(content, dict) or content.get("schema") != FORMAT or not isinstance(content.get("cases"), list):
         raise StoreError(f"{path} is not a metric case file: `schema` must be '{FORMAT}' and `cases` a list")
+    if not content["cases"]:
+        raise StoreError(f"{path} holds no case: nothing would be checked")
     return [run_case(case, str(path)) for case in content["cases"]]
 
 
@@ -71,14 +84,21 @@ def run_case(case: Any, where: str) -> CaseResult:
     lacking = {"id", "metric", "input", "expected", "tol"} - set(case if isinstance(case, dict) else ())
     if lacking:
         raise StoreError(f"{where}: a case lacks {', '.join(sorted(lacking))}: {str(case)[:80]}")
+    for key, kind in (("metric", str), ("input", dict), ("tol", int | float)):
+        if not isinstance(case[key], kind):
+            raise StoreError(
+                f"{where}: case {case['id']}: `{key}` has a value of the wrong kind: {str(case[key])[:80]}"
+            )
     stem = max((name for name in ADAPTERS if case["metric"].startswith(name)), key=len, default=None)
     if stem is None:
         return CaseResult(case["id"], "not covered", note=case["metric"])
     expected = _decode(case["expected"])
     try:
         got = _plain(ADAPTERS[stem](_decode(case["input"])))
-    except KeyError as error:
-        return CaseResult(case["id"], "not covered", note=f"{case['metric']} without input {error}")
+    except _NotGiven as error:
+        return CaseResult(case["id"], "not covered", note=f"{case['metric']} without input '{error}'")
+    except Exception as error:
+        return CaseResult(case["id"], "WRONG", f"{type(error).__name__}: {error}", expected)
     agrees = _agree(got, expected, float(case["tol"]))
     return CaseResult(case["id"], "ok" if agrees else "WRONG", got, expected)
 
@@ -91,7 +111,7 @@ def count_outcomes(results: list[CaseResult]) -> dict[str, int]:
 def _decode(value: Any) -> Any:
     """JSON with the strings 'inf', '-inf' and 'nan' as the numbers they stand for."""
     if isinstance(value, dict):
-        return {key: _decode(entry) for key, entry in value.items()}
+        return _Given((key, _decode(entry)) for key, entry in value.items())
     if isinstance(value, list):
         return [_decode(entry) for entry in value]
     return float(value) if value in ("inf", "-inf", "nan") else value
@@ -381,7 +401,7 @@ RULES: dict[str, Callable[[Input], Status]] = {  # the input key that tells a ru
 def _verdict_rule(case: Input) -> str:
     rule = next((rule for key, rule in RULES.items() if key in case), None)
     if rule is None:
-        raise KeyError(", ".join(case))
+        raise _NotGiven(" or ".join(RULES))
     return rule(case).value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,10 +13,15 @@ from assay import config
 from assay.errors import AssayError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console = Console(highlight=False, markup=False)  # nothing printed here is markup, whatever brackets it holds
+errors = Console(stderr=True, highlight=False, markup=False)
 
 VerdictFile = Annotated[Path, typer.Argument(help="A file under results/verdicts/", show_default=False)]
+
+
+def say(line: str) -> None:
+    """Print one line as it is, however long."""
+    console.print(line, soft_wrap=True)
 
 
 @app.command()
@@ -39,7 +44,7 @@ def verify(verdict: VerdictFile) -> None:
     differences = recompute(verdict)
     if differences:
         raise AssayError(f"{verdict} is not what its scores give:\n  " + "\n  ".join(map(str, differences)))
-    console.print(f"{verdict}: recomputed from its stored scores, no difference")
+    say(f"{verdict}: recomputed from its stored scores, no difference")
 
 
 @app.command()
@@ -50,12 +55,14 @@ def diff(
     from assay.diff import diff as compare
 
     gates, changes = compare(a, b)
-    table = Table("what", str(a), str(b))
+    table = Table()
+    for heading in ("what", str(a), str(b)):
+        table.add_column(heading, overflow="fold")
     for change in [*gates, *changes[:items]]:
         table.add_row(change.what, change.before or "absent", change.after or "absent")
     console.print(table if table.row_count else "no difference")
     if len(changes) > items:
-        console.print(f"and {len(changes) - items} more item scores (--items {len(changes)} shows all)")
+        say(f"and {len(changes) - items} more item scores (--items {len(changes)} shows all)")
 
 
 @app.command()
@@ -66,7 +73,7 @@ def status(
     from assay.gate import exit_code, read_verdict
 
     found = read_verdict(verdict).verdict
-    console.print(found.value)
+    say(found.value)
     raise typer.Exit(exit_code(found, strict))
 
 
@@ -77,7 +84,7 @@ def cases(file: Annotated[Path, typer.Argument(help="Metric vectors, JSON", show
 
     results = run_cases(file)
     for result in results:
-        console.print(str(result), markup=False)
+        say(str(result))
     wrong = [result for result in results if result.wrong]
     if wrong:
         raise AssayError(f"{len(wrong)} of {len(results)} cases are wrong")
@@ -91,11 +98,12 @@ def configs(
     """Compare the map in config/configs.yaml with a directory of deployment files; exit 1 on any gap."""
     from assay.coverage import compare_tree
 
-    settings = config.read_yaml(folder / "config.yaml")
+    path = folder / "config.yaml"
+    settings = config.parse(dict[str, Any], config.read_yaml(path) or {}, str(path))
     gaps = compare_tree(config.load(settings, folder).configs, tree)
     if gaps:
         raise AssayError("\n".join(gaps))
-    console.print("every deployment is mapped, and every mapped deployment is there")
+    say("every deployment is mapped, and every mapped deployment is there")
 
 
 @app.command()
@@ -113,7 +121,7 @@ def lock(
     after = write_lock(name, folder, resources).items
     kept = before.keys() & after.keys()
     changed = sum(before[item] != after[item] for item in kept)
-    console.print(
+    say(
         f"{path}: {len(after)} items ({len(after) - len(kept)} added, {len(before) - len(kept)} removed, "
         f"{changed} changed)"
     )
@@ -136,5 +144,5 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except AssayError as error:
-        errors.print(str(error), markup=False)
+        errors.print(str(error), soft_wrap=True)
         raise SystemExit(1) from None

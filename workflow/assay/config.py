@@ -12,18 +12,49 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from assay.errors import ConfigError
 
-NAME = r"^[a-z0-9][a-z0-9_.-]*$"
-Name = Annotated[str, Field(pattern=NAME)]
+NAME = "[a-z0-9][a-z0-9_.-]*"  # of everything that has one; the wildcards of the rules are the same
+Name = Annotated[str, Field(pattern=f"^{NAME}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Dtype = Literal["float32", "float16", "bfloat16"]
 Tier = Literal["smoke", "standard", "release"]
+GateName = Literal[
+    "G-coverage",
+    "G-struct",
+    "G-hard",
+    "G-soft",
+    "G-mean",
+    "G-trend",
+    "G-logprob",
+    "G-KL",
+    "G-needle",
+    "G-surprisal",
+    "G-support",
+]
 FAULT_SEPARATOR = "+"
+PROJECT = "project"  # the environment that the workflow itself runs in
 
 T = TypeVar("T")
+
+
+def _once(values: list[T]) -> list[T]:
+    """`values`, if none is named twice."""
+    names = [str(getattr(value, "name", value)) for value in values]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{', '.join(twice)} is there twice")
+    return values
 
 
 class Strict(BaseModel):
@@ -144,31 +175,32 @@ class Pass(Strict):
     concurrency: int = Field(ge=1)
 
 
+Passes = Annotated[list[Pass], Field(min_length=1), AfterValidator(_once)]
+
+
 class Arm(Strict):
     """An engine launched one way."""
 
     description: str
-    recipe: str = Field(description="Where the launch line comes from")
-    recipe_date: date
+    recipe: str = Field(description="Where the launch line comes from; a note for readers, in no plan")
+    recipe_date: date = Field(description="When the launch line was last compared with its recipe")
     launcher: Literal["process"]
-    environment: str = Field(description="'project', or the name of a lock under config/environments/")
+    environment: Name = Field(description="'project', or the name of a lock under config/environments/")
     argv: list[str] = Field(min_length=1, description="Command; {placeholders} are filled by the serve plan")
     env: dict[str, str] = Field(default={}, description="Environment variables added for the server; templates too")
     weights: Literal["transformers", "gguf"] = Field(default="transformers", description="Weight format it loads")
     dtypes: list[Dtype] = Field(min_length=1, description="dtypes it can serve")
     identity: ServedIdentity
     client: ClientSpec
-    instances: list[list[Pass]] = Field(min_length=1, description="Passes of instance 0, instance 1, ...")
+    instances: list[Passes] = Field(min_length=1, description="Passes of instance 0, instance 1, ...")
     start_limit_s: float = Field(gt=0)
     stop_grace_s: float = Field(default=20, gt=0, description="Wait after SIGINT, and again after SIGTERM")
     faults: bool = Field(default=False, description="Whether it takes --fault NAME=VALUE")
 
     @model_validator(mode="after")
-    def _passes_are_named_once(self) -> Arm:
-        for number, passes in enumerate(self.instances):
-            names = [item.name for item in passes]
-            if len(set(names)) != len(names):
-                raise ValueError(f"instance {number} names a pass twice: {names}")
+    def _listens_where_it_is_told(self) -> Arm:
+        if not any("{port}" in word for word in self.argv):
+            raise ValueError("argv has no {port}: the server must listen on the port it is given")
         return self
 
 
@@ -189,9 +221,12 @@ class ReferenceSpec(Strict):
 
     kind: Literal["causal_lm"]
     dtype: Dtype = Field(description="Precision of the judge")
-    floor: dict[Tier, list[Literal["batch", "attention", "chunked", "matmul"]]] = Field(
-        description="Benign changes that make the floor arms, by tier"
+    floor: dict[Tier, Annotated[list[Literal["batch", "attention", "chunked", "matmul"]], AfterValidator(_once)]] = (
+        Field(description="Benign changes that make the floor arms, by tier")
     )
+
+
+RESOLUTION_NAT: dict[Dtype, float] = {"float32": 1e-4, "float16": 2.5e-4, "bfloat16": 2e-3}
 
 
 class TextGates(Strict):
@@ -205,8 +240,8 @@ class TextGates(Strict):
     tau_hard_cap_nat: float = Field(default=1.0, gt=0, description="A floor that asks for more is too noisy [nat]")
     mean_cap_nat: float = Field(default=0.02, gt=0, description="Cap of the floor's clipped mean margin [nat/token]")
     ratio: float = Field(default=2.0, ge=1, description="Allowed ratio of served to floor in means and RMS")
-    resolution_nat: dict[Dtype, float] = Field(
-        default={"float32": 1e-4, "float16": 2.5e-4, "bfloat16": 2e-3},
+    resolution_nat: dict[Dtype, Annotated[float, Field(ge=0)]] = Field(
+        default=RESOLUTION_NAT,
         description="Differences below this are numerics at that dtype, whatever the floor says [nat]; bfloat16: right "
         "engines differ by 7e-4 in mean margin with a ratio of 2.1 on 32 prompts, 1 % weight noise by 6e-3",
     )
@@ -214,13 +249,28 @@ class TextGates(Strict):
     permutations: int = Field(default=10_000, ge=1999, description="Fewer could not pass Holm over all gates")
     seed: int = 20261130
 
+    @field_validator("resolution_nat", mode="before")
+    @classmethod
+    def _keep_other_dtypes(cls, value: Any) -> Any:
+        return merge(RESOLUTION_NAT, value) if isinstance(value, Mapping) else value
+
+    @field_validator("length_ratio")
+    @classmethod
+    def _holds_equal_length(cls, value: tuple[float, float]) -> tuple[float, float]:
+        low, high = value
+        if not 0 <= low <= 1 <= high:
+            raise ValueError("a range around 1 is needed, lower end first")
+        return value
+
 
 class Family(Strict):
     """What a group of configs has in common."""
 
     modality: Literal["text"]
     model: ModelSpec
-    sets: dict[Tier, list[Name]] = Field(description="Sample sets, by tier")
+    sets: dict[Tier, Annotated[list[Name], Field(min_length=1), AfterValidator(_once)]] = Field(
+        description="Sample sets, by tier"
+    )
     reference: ReferenceSpec
     gates: TextGates = TextGates()
 
@@ -237,7 +287,7 @@ class ServedConfig(Strict):
     arm: Name
     tier: Tier = "smoke"
     dtype: Dtype = "float32"
-    instances: list[list[Pass]] | None = Field(default=None, min_length=1, description="Instead of the arm's own")
+    instances: list[Passes] | None = Field(default=None, min_length=1, description="Instead of the arm's own")
     gates: dict[str, Any] = Field(default={}, description="Overrides of the family's gate options")
     deployment: bool = Field(default=True, description="Whether a deployment file of this name must exist")
 
@@ -255,7 +305,9 @@ class Fault(Strict):
 
     description: str
     argument: str = Field(pattern=r"^[a-z0-9_]+(=.*)?$", description="What the arm's --fault takes")
-    gates: list[str] = Field(description="Gates expected to fail; empty: known not to be caught, say why in `note`")
+    gates: list[GateName] = Field(
+        description="Gates expected to fail; empty: known not to be caught, say why in `note`"
+    )
     note: str | None = None
     sampled: bool = Field(default=False, description="Shows on sampled items only")
     benign: bool = Field(default=False, description="A change that must not fail: a false alarm if it does")
@@ -356,8 +408,7 @@ class Resolved(Strict):
     def gates(self) -> TextGates:
         """Gate options: the family's, with the config's overrides."""
         entry, family, _ = self.served
-        values = family.gates.model_dump() | entry.gates
-        return parse(TextGates, values, f"config/configs.yaml: {self.name}: gates")
+        return _gates(family, entry, f"config/configs.yaml: {self.name}")
 
     def passes(self, instance: int, concurrency: int | None) -> list[Pass]:
         """Passes of one instance; `concurrency` overrides that of passes sent under load."""
@@ -424,6 +475,21 @@ def _read_map(path: Path, kind: Any) -> dict[str, Any]:
     return {key: parse(kind, value, f"{path}: {key}") for key, value in content.items()}
 
 
+def merge(base: Mapping[Any, Any], changes: Mapping[Any, Any]) -> dict[Any, Any]:
+    """`base` with `changes`; a mapping inside changes only the keys that it names."""
+    return {
+        **base,
+        **{
+            key: merge(base[key], value) if isinstance(value, Mapping) and isinstance(base.get(key), Mapping) else value
+            for key, value in changes.items()
+        },
+    }
+
+
+def _gates(family: Family, entry: ServedConfig, where: str) -> TextGates:
+    return parse(TextGates, merge(family.gates.model_dump(), entry.gates), f"{where}: gates")
+
+
 def parse_entry(value: Any, where: str) -> ConfigEntry:
     """One entry of config/configs.yaml."""
     supported = not (isinstance(value, dict) and "unsupported" in value)
@@ -469,7 +535,15 @@ def _check_references(config: Config, folder: Path) -> None:
             raise ConfigError(f"{where}: family '{entry.family}' has no sample sets for tier '{entry.tier}'")
         if arm.weights not in family.model.weights:
             raise ConfigError(f"{where}: family '{entry.family}' has no weights in format '{arm.weights}'")
-        parse(TextGates, family.gates.model_dump() | entry.gates, f"{where}: gates")
+        if entry.tier not in family.reference.floor:
+            raise ConfigError(f"{where}: family '{entry.family}' has no reference.floor for tier '{entry.tier}'")
+        _gates(family, entry, where)
+    for name, arm in config.arms.items():
+        lock = folder / "environments" / f"{arm.environment}.txt"
+        if arm.environment != PROJECT and not lock.is_file():
+            raise ConfigError(
+                f"{folder}/arms/{name}.yaml: environment '{arm.environment}' has no lock; add {lock} or use '{PROJECT}'"
+            )
     for name, family in config.families.items():
         if "transformers" not in family.model.weights:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from assay.gate import read_verdict
 from assay.verdicts.model import Gate, Verdict
 
 ITEM_METRICS = ("answered", "exact", "margin_max", "logprob_rms", "kl_mean", "needle", "surprisal", "prompt_equal")
+Score = tuple[float | None, str]  # value and flag
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,7 @@ def _item_changes(a: Path, b: Path) -> list[Change]:
     for key in left.keys() | right.keys():
         before, after = left.get(key), right.get(key)
         if before != after:
-            size = abs(before[0] - after[0]) if before and after else float("inf")
-            changes.append((size, key, before, after))
+            changes.append((_distance(before, after), key, before, after))
     changes.sort(key=lambda change: (-change[0], change[1]))
     return [
         Change(f"{item} {arm.removeprefix('served_')} {metric}", _score(before), _score(after))
@@ -75,24 +76,28 @@ def _item_changes(a: Path, b: Path) -> list[Change]:
     ]
 
 
-def _scores(path: Path) -> dict[tuple[str, str, str], tuple[float, str]]:
-    """(item, served arm, metric) -> (value, flag); a null value compares as infinitely far."""
+def _distance(before: Score | None, after: Score | None) -> float:
+    """How far two scores are apart; a score or value that is absent is infinitely far from any other."""
+    if before is None or after is None or before[0] is None or after[0] is None:
+        return math.inf
+    return abs(before[0] - after[0])
+
+
+def _scores(path: Path) -> dict[tuple[str, str, str], Score]:
+    """(item, served arm, metric) -> score."""
     run = run_of(path)
     if not run.scores.exists():
         return {}
     columns = ["item_id", "arm", "metric", "value", "flag"]
     return {
-        (row["item_id"], row["arm"], row["metric"]): (
-            float("inf") if row["value"] is None else row["value"],
-            row["flag"],
-        )
+        (row["item_id"], row["arm"], row["metric"]): (row["value"], row["flag"])
         for row in store.read_rows(run.scores, "scores", columns)
         if row["arm"].startswith("served_") and row["metric"] in ITEM_METRICS
     }
 
 
-def _score(score: tuple[float, str] | None) -> str | None:
+def _score(score: Score | None) -> str | None:
     if score is None:
         return None
     value, flag = score
-    return f"{value:.6g}" if flag == "ok" else flag
+    return flag if value is None else f"{value:.6g}"

@@ -15,10 +15,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from assay.canonical import sha256_file
+from assay.config import PROJECT
 from assay.errors import SourceError
 from assay.sources.pypi import decisive_line
 
-PROJECT = "project"
 MANIFEST = "manifest.json"
 _LIST = (
     "import importlib.metadata as m, json; "

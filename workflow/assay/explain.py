@@ -16,6 +16,7 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from assay import store
+from assay.errors import AssayError, StoreError
 from assay.gate import read_verdict
 from assay.records import Status
 from assay.samples.lock import load_set
@@ -71,7 +72,7 @@ class Divergence:
 
 def run_of(path: str | Path) -> Run:
     """The run that a verdict file belongs to."""
-    path = Path(path)
+    path = Path(path).resolve()
     return Run(path.parent.parent, path.stem)
 
 
@@ -86,13 +87,18 @@ def explain(path: str | Path, console: Console, brief: bool = False, items: int 
     """
     verdict = read_verdict(path)
     console.print(_headline(verdict, path))
-    if brief or not verdict.gates:
+    if brief:
         return
-    console.print(_gate_table(verdict.gates))
-    console.print(_controls(verdict))
+    if verdict.gates:
+        console.print(_gate_table(verdict.gates))
+        console.print(_controls(verdict))
     for line in _instances(verdict):
         console.print(line)
-    shown = list(worst_divergences(verdict, run_of(path), items))
+    try:
+        shown = list(worst_divergences(verdict, run_of(path), items))
+    except AssayError as error:
+        console.print(Text(f"The worst items cannot be shown: {error}", style="yellow"))
+        return
     if shown:
         console.print(Text("\nWorst items", style="bold"))
     for divergence in shown:
@@ -112,7 +118,7 @@ def _headline(verdict: Verdict, path: str | Path) -> Panel:
     lines.append(Text(f"verdict file: {path}", style="dim"))
     info = verdict.config
     facts = [part for part in (info.model, info.arm, info.dtype, info.tier) if part]
-    return Panel(Group(*lines), title=" · ".join([info.name, *facts]), title_align="left")
+    return Panel(Group(*lines), title=Text(" · ".join([info.name, *facts])), title_align="left")
 
 
 def _gate_table(gates: list[Gate]) -> Table:
@@ -124,11 +130,11 @@ def _gate_table(gates: list[Gate]) -> Table:
         limit = gate.threshold.value if gate.threshold else None
         table.add_row(
             gate.id,
-            gate.arm.removeprefix("served_"),
+            Text(gate.arm.removeprefix("served_")),
             Text(gate.status.value, style=STYLES[gate.status]),
             _number(gate.value, gate.unit),
             "–" if limit is None else f"{limit:.3g}",
-            "\n".join([gate.detail, *(hint.hint for hint in gate.diagnosis)]),
+            Text("\n".join([gate.detail, *(hint.hint for hint in gate.diagnosis)])),
         )
     return table
 
@@ -153,8 +159,7 @@ def _instances(verdict: Verdict) -> Iterator[Text]:
     for item in verdict.instances:
         if item.startup.failure:
             failure = item.startup.failure
-            tail = failure.log_tail if isinstance(failure.log_tail, str) else "\n".join(failure.log_tail or [])
-            yield Text(f"Server {item.instance}: {failure.message}\n{tail}", style="red")
+            yield Text(f"Server {item.instance}: {failure.message}\n{failure.log_tail or ''}".rstrip(), style="red")
         elif item.died:
             yield Text(f"Server {item.instance}: {item.died.message}", style="red")
         else:
@@ -162,7 +167,7 @@ def _instances(verdict: Verdict) -> Iterator[Text]:
             yield Text(
                 f"Server {item.instance}: ready after {seconds}, stopped by {item.cleanup.stopped_by or 'itself'}"
             )
-    if verdict.determinism:
+    if verdict.determinism and verdict.determinism.n:
         known = verdict.determinism
         yield Text(
             f"Determinism over {known.n} items: alone = under load {_share(known.under_load_identical)}, "
@@ -198,7 +203,7 @@ def _read_divergence(run: Run, plan: dict[str, Any], item_id: str, arm: str, pos
     tokens = _select(run.served(arm, "judged"), "tokens", item_id, arm)
     response = _select(run.served(arm, "outputs"), "responses", item_id, arm)[0]
     root = run.results.parent
-    tokenizer = Tokenizer.from_file(str(root / plan["reference"]["directory"] / "tokenizer.json"))
+    tokenizer = _tokenizer(root / plan["reference"]["directory"] / "tokenizer.json")
     ids = [row["token_id"] for row in tokens]
     at = tokens[pos]
 
@@ -217,6 +222,12 @@ def _read_divergence(run: Run, plan: dict[str, Any], item_id: str, arm: str, pos
         rank=at["judge_rank"],
         answer=response["text"] or "",
     )
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise StoreError(f"{path} is not here; fetch the reference's weights to see text")
+    return Tokenizer.from_file(str(path))
 
 
 def _select(path: Path, name: str, item_id: str, arm: str) -> list[dict[str, Any]]:
@@ -248,7 +259,7 @@ def _divergence(item: Divergence) -> Panel:
         Text(f"margin {item.margin:.3g} nat, rank {item.rank}"),
         Text(f"answer: {_short(item.answer)}", style="dim"),
     ]
-    return Panel(Group(*lines), title=f"{item.item_id} ({item.arm.removeprefix('served_')})", title_align="left")
+    return Panel(Group(*lines), title=Text(f"{item.item_id} ({item.arm.removeprefix('served_')})"), title_align="left")
 
 
 def _short(text: str, limit: int = 240) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +18,45 @@ import psutil
 import assay
 from assay.canonical import sha256_file, sha256_json
 
+LIBRARIES = ("torch", "transformers", "tokenizers")  # of the project's environment: what a model's numbers depend on
+
 
 @dataclass(frozen=True)
 class GitState:
-    """Commit of the tree a file belongs to; both null where the file is in none."""
+    """Where a module stands in the git checkout that tracks it; all null where none does."""
 
-    commit: str | None
-    dirty: bool | None
+    commit: str | None  # of the whole checkout
+    tree: str | None  # of the module's own folder as committed: it changes only with what lies in that folder
+    dirty: bool | None  # whether anything in that folder differs from its commit
 
 
 def git_state(file: str | Path) -> GitState:
-    """State of the git tree that *tracks* `file`.
+    """State of the git checkout that *tracks* `file`, and of the folder that `file` lies in.
 
     A package installed inside a checkout (`.venv/lib/...`) lies in its tree without belonging to it: that is unknown.
     """
     path = Path(file)
     if _git(path.parent, "ls-files", "--error-unmatch", path.name) is None:
-        return GitState(commit=None, dirty=None)
-    changes = _git(path.parent, "status", "--porcelain")
-    return GitState(commit=_git(path.parent, "rev-parse", "HEAD"), dirty=None if changes is None else bool(changes))
+        return GitState(commit=None, tree=None, dirty=None)
+    changes = _git(path.parent, "status", "--porcelain", "--", ".")
+    return GitState(
+        commit=_git(path.parent, "rev-parse", "HEAD"),
+        tree=_git(path.parent, "rev-parse", "HEAD:./"),
+        dirty=None if changes is None else bool(changes),
+    )
+
+
+def versions(names: Iterable[str]) -> dict[str, str | None]:
+    """Versions of distributions in this environment; null: not installed."""
+    return {name: _version(name) for name in sorted(names)}
+
+
+@functools.cache
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def provenance(rule: str, inputs: Iterable[str | Path], options: Mapping[str, Any]) -> dict[str, Any]:

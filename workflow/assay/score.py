@@ -107,7 +107,7 @@ def score(
         scores_path, floor_path: Parquet files to write.
     """
     items = read_items(items_paths)
-    plan = store.read_provenance(served[0][0])["options"]
+    plan = store.run_options([responses for responses, _ in served])
     lossy = _only_text(served)
     unlike = _lossy_items(references, items) if lossy else frozenset()
     reference = _read_reference(references, lossy, Tokenizer.from_file(str(tokenizer_path)), unlike)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,21 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     if METADATA_KEY not in metadata:
         raise StoreError(f"{path} carries no Assay provenance: it was not written by this workflow")
     return json.loads(metadata[METADATA_KEY])
+
+
+def run_options(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """The serve plan that a run's outputs were made with, as each instance's file recorded it.
+
+    Raises:
+        StoreError: a file cannot be read, or the instances ran with different options: they are no one run.
+    """
+    first, *others = [read_provenance(path)["options"] for path in paths]
+    if any(options != first for options in others):
+        raise StoreError(
+            f"{' and '.join(map(str, paths))} were made with different run options; generate the instances again "
+            "(without the rescore profile)"
+        )
+    return first
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from assay.verdicts.verify import verify as verify_verdict
 class RunFiles:
     """The files that a verdict is decided from; lists have one entry a server instance."""
 
-    plan: Path
     sets: list[Path]
     responses: list[Path]
     identities: list[Path]
@@ -43,7 +42,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
         files: what the run left.
         options: scoring options in effect (`assay.config.TextGates`).
     """
-    plan = store.read_provenance(files.responses[0])["options"]
+    plan = store.run_options(files.responses)
     items = sorted(row["item_id"] for path in files.sets for row in load_set(path))
     rows = [row for path in files.responses for row in store.read_rows(path, "responses", _COLUMNS)]
     inputs = [*files.sets, *files.responses, *files.identities, *files.cleanups, files.scores, files.floor]

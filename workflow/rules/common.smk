@@ -2,11 +2,11 @@
 from snakemake.exceptions import WorkflowError
 
 from assay import config as assay_config
-from assay.engines.plan import serve_plan
+from assay.engines.plan import recorded_plan, serve_plan
 from assay.errors import AssayError
 from assay.fingerprint import fingerprint
+from assay.provenance import LIBRARIES, versions
 from assay.samples.recipe import read_recipe
-from assay.store import read_json
 
 
 def for_people(function, *arguments):
@@ -18,12 +18,17 @@ def for_people(function, *arguments):
 
 
 CONFIG = for_people(assay_config.load, config)
-CONFIG_PATTERN = r"[a-z0-9][a-z0-9_.-]*(\+[a-z0-9_]+)?"
+NAME = assay_config.NAME
+VERSIONS = versions(LIBRARIES)  # of what computes the reference
+RUN_FIRST = "run it once without the rescore profile"
 
 
-def all_verdicts():
-    """A verdict for every known config, unsupported ones included."""
-    return [f"results/verdicts/{name}.json" for name in CONFIG.configs]
+def all_verdicts(wildcards):
+    """A verdict for every known config, unsupported ones included; when rescoring, for every one with a record."""
+    names = [name for name in CONFIG.configs if not CONFIG.settings.rescore or for_people(recorded_plan, name)]
+    if not names:
+        raise WorkflowError(f"nothing is recorded of any config: {RUN_FIRST}")
+    return [f"results/verdicts/{name}.json" for name in names]
 
 
 def code(stage):
@@ -37,13 +42,12 @@ def manifest(source):
 
 def plan(wildcards):
     """The serve plan: from the configuration, or, when rescoring, as the run recorded it."""
-    if CONFIG.settings.rescore:
-        return for_people(read_json, f"results/serve/{wildcards.config}.json")
-    return for_people(serve_plan, CONFIG, wildcards.config)
-
-
-def is_supported(wildcards):
-    return plan(wildcards)["unsupported"] is None
+    if not CONFIG.settings.rescore:
+        return for_people(serve_plan, CONFIG, wildcards.config)
+    recorded = for_people(recorded_plan, wildcards.config)
+    if recorded is None:
+        raise WorkflowError(f"nothing is recorded of config '{wildcards.config}': {RUN_FIRST}")
+    return recorded
 
 
 def sets_of(wildcards):
@@ -90,7 +94,7 @@ def served_manifest(wildcards):
 def served_environment(wildcards):
     """Manifest of the environment that a config's server runs in; the project's own has none."""
     name = plan(wildcards)["environment"]["name"]
-    return [] if name == "project" else f"resources/environments/{name}/manifest.json"
+    return [] if name == assay_config.PROJECT else f"resources/environments/{name}/manifest.json"
 
 
 def recipe(wildcards):
@@ -133,11 +137,10 @@ def served_judge_dtype(wildcards):
 
 
 def verdict_inputs(wildcards):
-    """What a verdict is decided from; an unsupported config has its plan alone."""
-    files = {"plan": f"results/serve/{wildcards.config}.json"}
+    """What a verdict is decided from: of an unsupported config its plan alone, else what its run left."""
     if plan(wildcards)["unsupported"]:
-        return files
-    return files | {
+        return {"plan": f"results/serve/{wildcards.config}.json"}
+    return {
         "scores": f"results/scores/{wildcards.config}.parquet",
         "floor": f"results/floors/{wildcards.config}.parquet",
         "responses": instance_files("results/outputs", ".parquet")(wildcards),
@@ -149,7 +152,7 @@ def verdict_inputs(wildcards):
 
 def matrix_faults(wildcards):
     """Faults and benign changes that can show on a config's sample sets."""
-    sampled = for_people(CONFIG.resolve, wildcards.config).sets == ["sampled"]
+    sampled = for_people(lambda: CONFIG.resolve(wildcards.config).sets) == ["sampled"]
     return {
         name: fault.model_dump(mode="json")
         for name, fault in CONFIG.faults.items()

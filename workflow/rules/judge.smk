@@ -16,6 +16,7 @@ rule judge:
         models=1,
     params:
         dtype=served_judge_dtype,
+        versions=VERSIONS,
         code=code("judge"),
     script:
         "../scripts/judge.py"
@@ -39,6 +40,7 @@ rule judge_reference:
         models=1,
     params:
         dtype=judge_dtype,
+        versions=VERSIONS,
         code=code("judge"),
     script:
         "../scripts/judge.py"

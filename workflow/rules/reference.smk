@@ -15,6 +15,7 @@ rule reference:
         models=1,
     params:
         judge_dtype=judge_dtype,
+        versions=VERSIONS,
         code=code("reference"),
     script:
         "../scripts/reference.py"

@@ -19,7 +19,7 @@ rule verdict:
 
 rule junit:
     input:
-        verdicts=all_verdicts(),
+        verdicts=all_verdicts,
     output:
         junit="results/junit.xml",
     log:
@@ -39,7 +39,7 @@ rule junit:
 rule gate:
     input:
         junit="results/junit.xml",
-        verdicts=all_verdicts(),
+        verdicts=all_verdicts,
     log:
         "logs/gate.log",
     resources:

@@ -8,13 +8,12 @@ with stage(snakemake.log[0]):
     from assay.store import read_json, write_json
     from assay.verdict import RunFiles, decide_run, refuse
 
-    plan = read_json(snakemake.input.plan)
-    if plan["unsupported"]:
-        verdict = refuse(plan)
+    files = {
+        name: Path(value) if isinstance(value, str) else [Path(file) for file in value]
+        for name, value in snakemake.input.items()
+    }
+    if "plan" in files:
+        verdict = refuse(read_json(files["plan"]))
     else:
-        files = {
-            name: Path(value) if isinstance(value, str) else [Path(file) for file in value]
-            for name, value in snakemake.input.items()
-        }
         verdict = decide_run(RunFiles(**files), snakemake.params.options)
     write_json(snakemake.output.verdict, verdict.model_dump(mode="json"))

@@ -19,6 +19,7 @@ from assay.records import Evidence, ResponseStatus
 MIN_TOP_K = 5  # of evidence level E0
 _TOKEN_ID = re.compile(r"token_id:(\d+)")
 _MAX_ID = 2**31 - 1
+_MAX_FLOAT32 = (2 - 2**-23) * 2.0**127  # a larger logprob is infinite in the table
 
 
 class BadAnswer(Exception):
@@ -96,7 +97,11 @@ class Answer:
 
     def _named_id(self, token: Any) -> int | None:
         match = _TOKEN_ID.fullmatch(token) if self.ids_in_strings and isinstance(token, str) else None
-        return int(match[1]) if match else None
+        if match is None:
+            return None
+        if len(match[1]) > len(str(_MAX_ID)) or int(match[1]) > _MAX_ID:
+            raise _malformed(f"{_excerpt(token)!r} names no token id: the largest is {_MAX_ID}")
+        return int(match[1])
 
     def row(self, top_k: int) -> dict[str, Any]:
         """The columns of a `responses` row that the answer decides; top lists are cut to `top_k`, descending.
@@ -231,7 +236,7 @@ def _ids(value: Any, what: str) -> list[int] | None:
 
 
 def _finite(value: Any, what: str) -> float:
-    """`value` as a float. A null, or a number that is not finite, even as a string, is a wrong number, not a gap."""
+    """`value` as a float. A null, or a number that is no finite float32, even as a string, is wrong, not a gap."""
     number = math.nan if value is None else value
     if isinstance(number, str):
         try:
@@ -242,8 +247,8 @@ def _finite(value: Any, what: str) -> float:
             raise _malformed(f"{what} should be a number, found the string {value!r}")
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise _malformed(f"{what} should be a number, found {value!r}")
-    if not math.isfinite(number):
-        raise BadAnswer(ResponseStatus.NONFINITE, f"{what} is {'null' if value is None else value}")
+    if not abs(number) <= _MAX_FLOAT32:  # compared as it is: NaN is no smaller, and a huge integer has no float
+        raise BadAnswer(ResponseStatus.NONFINITE, f"{what} is {'null' if value is None else _excerpt(str(value))}")
     return float(number)
 
 

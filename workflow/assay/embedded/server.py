@@ -6,10 +6,8 @@ import asyncio
 import itertools
 import json
 import platform
-import subprocess
 import time
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -24,6 +22,7 @@ import assay
 from assay.embedded.engine import Engine, Request, Token
 from assay.embedded.faults import HttpFault
 from assay.embedded.hooks import Hooks, Piece
+from assay.provenance import git_state
 
 MAX_TOP_LOGPROBS = 20
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -108,6 +107,7 @@ def create_app(engine: Engine, served_name: str) -> FastAPI:
     app = FastAPI(title="Assay embedded engine")
     numbers = itertools.count()
     created = int(time.time())
+    started = versions()
 
     @app.exception_handler(ApiError)
     async def api_error(_: object, error: ApiError) -> JSONResponse:
@@ -125,7 +125,7 @@ def create_app(engine: Engine, served_name: str) -> FastAPI:
 
     @app.get("/version")
     async def version() -> dict[str, str | None]:
-        return versions()
+        return started
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -363,25 +363,12 @@ def _event(payload: Any) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """What serves: versions, and the commit of the code if it runs from a checkout."""
+    """What serves: versions, and the git tree of the code if it runs from a checkout. Call it at start: later the
+    checkout may have moved on."""
     return {
         "assay": assay.__version__,
-        "commit": _commit(),
+        "tree": git_state(assay.__file__).tree,
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def _commit() -> str | None:
-    here = Path(__file__)
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", here.parent, *words], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # a checkout around an installed copy is not its own
-        return git("rev-parse", "HEAD")
-    except (OSError, subprocess.CalledProcessError):
-        return None

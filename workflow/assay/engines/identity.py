@@ -67,8 +67,9 @@ class Identity:
     prefix: str | None
     module_file: str | None
     version: str | None  # of the distribution
-    commit: str | None  # of the git tree that tracks the module, where there is one
-    dirty: bool | None
+    commit: str | None  # of the git checkout that tracks the module, where there is one
+    tree: str | None  # of the module's own folder in it
+    dirty: bool | None  # whether that folder differs from its commit
     packages_sha256: str | None  # of "name==version" of every distribution the interpreter sees
     packages: int | None
     version_route: Any  # what the server itself answers
@@ -86,7 +87,7 @@ def measure(server: Server, plan: Mapping[str, Any], base: Mapping[str, str]) ->
     process = _process(server.pid)
     env = process.get("environ")
     asked = _ask_interpreter(server.argv[0], env, spec["module"], spec["distribution"])
-    state = git_state(asked["file"]) if asked.get("file") else GitState(None, None)
+    state = git_state(asked["file"]) if asked.get("file") else GitState(None, None, None)
     found = listeners(server.launch.host, server.port)
     return Identity(
         measured_utc=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -105,6 +106,7 @@ def measure(server: Server, plan: Mapping[str, Any], base: Mapping[str, str]) ->
         module_file=asked.get("file"),
         version=asked.get("version"),
         commit=state.commit,
+        tree=state.tree,
         dirty=state.dirty,
         packages_sha256=sha256_lines(asked["packages"]) if "packages" in asked else None,
         packages=len(asked["packages"]) if "packages" in asked else None,
@@ -113,9 +115,12 @@ def measure(server: Server, plan: Mapping[str, Any], base: Mapping[str, str]) ->
 
 
 def changed(start: Identity, end: Identity) -> list[str]:
-    """Names of the fields that differ between two measurements of what should be one server."""
+    """Names of the fields that differ between two measurements of what should be one server.
+
+    A commit to another folder of the module's checkout changes nothing that serves: `tree` and `dirty` tell.
+    """
     first, second = asdict(start), asdict(end)
-    return [name for name in first if name != "measured_utc" and first[name] != second[name]]
+    return [name for name in first if name not in ("measured_utc", "commit") and first[name] != second[name]]
 
 
 def _process(pid: int) -> dict[str, Any]:

@@ -9,15 +9,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import assay
 from assay.canonical import sha256_json
-from assay.config import FAULT_SEPARATOR, Arm, Config, Family
+from assay.config import FAULT_SEPARATOR, PROJECT, Arm, Config, Family
 from assay.errors import ConfigError
+from assay.fingerprint import fingerprint
+from assay.provenance import LIBRARIES, versions
 from assay.records import JUDGE
+from assay.store import read_json, run_options
 
 SCHEMA_VERSION = "assay/serve/1"
-PROJECT = "project"
 HOST = "127.0.0.1"
 RESOURCES = "resources"
+EMBEDDED = Path(assay.__file__).parent / "embedded/__main__.py"
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -76,7 +80,7 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
             "dtype": entry.dtype,
             "site": config.settings.site,
             "model": model,
-            "environment": {"name": arm.environment, "python": python},
+            "environment": {"name": arm.environment, "python": python, **_project_code(arm)},
             "argv": [filled[f"argv[{index}]"] for index in range(len(arm.argv))] + fault_argv,
             "env": {key: filled[f"env.{key}"] for key in arm.env},
             "cache_dir": cache_dir,
@@ -97,9 +101,20 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
                 "arms": [JUDGE, *resolved.floor_arms],
             },
             "limits": {"start_limit_s": arm.start_limit_s, "stop_grace_s": arm.stop_grace_s},
-            "recipe": {"source": arm.recipe, "date": arm.recipe_date.isoformat()},
         }
     )
+
+
+def recorded_plan(name: str, results: str | Path = "results") -> dict[str, Any] | None:
+    """The plan that the last run of config `name` was made with, or None if there was none.
+
+    It is read from the outputs: the plan file may have been written anew since. An unsupported config has only that.
+    """
+    outputs, planned = Path(results, "outputs", name, "0.parquet"), Path(results, "serve", f"{name}.json")
+    if outputs.exists():
+        return run_options([outputs])
+    plan = read_json(planned) if planned.exists() else None
+    return plan if plan and plan["unsupported"] is not None else None
 
 
 def server_environment(plan: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
@@ -170,6 +185,15 @@ def _python(environment: str) -> str:
     # Not resolved: the link's place is what makes it the virtual environment's interpreter.
     python, here = Path(sys.executable), Path.cwd()
     return str(python.relative_to(here)) if python.is_relative_to(here) else str(python)
+
+
+def _project_code(arm: Arm) -> dict[str, Any]:
+    """What serves an arm from the project's own environment, which has no manifest that a rule could depend on."""
+    if arm.environment != PROJECT:
+        return {}
+    if arm.identity.module == assay.__name__:
+        return {"versions": versions(LIBRARIES), "code": fingerprint(EMBEDDED)}
+    return {"versions": versions({*LIBRARIES, arm.identity.distribution})}
 
 
 def _expanded(path: str, where: str) -> str:

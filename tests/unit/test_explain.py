@@ -1,0 +1,52 @@
+"""A verdict for a person, also when there is little to show."""
+
+import io
+
+import pytest
+from rich.console import Console
+from synthetic import TOOL, World, instance
+
+from assay import store
+from assay.explain import explain, run_of
+from assay.records import Status
+from assay.verdicts.decide import judge_run
+from assay.verdicts.model import Startup, StartupFailure
+
+
+def write(folder, world, **facts):
+    store.write_table(folder / "scores/x.parquet", "scores", store.sort_table("scores", world.scores()), {})
+    verdict = judge_run(world.table(), world.margins(), world.facts(**facts), TOOL, {"rule": "verdict"})
+    store.write_json(folder / "verdicts/x.json", verdict.model_dump(mode="json"))
+    return verdict, folder / "verdicts/x.json"
+
+
+def shown(path):
+    console = Console(width=300, record=True, file=io.StringIO())
+    explain(path, console)
+    return console.export_text()
+
+
+def test_a_verdict_is_found_from_its_own_folder(tmp_path, monkeypatch):
+    (tmp_path / "results/verdicts").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "results/verdicts")
+    assert run_of("x.json").scores == tmp_path / "results/scores/x.parquet"
+
+
+def test_without_outputs_and_resources_the_gates_are_shown_and_a_line_says_what_is_not(tmp_path):
+    world = World()
+    world.serve(noise=1.0)
+    verdict, path = write(tmp_path, world)
+    text = shown(path)
+    assert verdict.verdict is Status.FAIL and "G-hard" in text
+    assert f"The worst items cannot be shown: cannot read {tmp_path / 'outputs/x/0.parquet'}" in text
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_the_log_of_a_server_that_never_came_is_shown(tmp_path, failed):
+    failure = StartupFailure(kind="exited", message="exit code 1", log_tail="RuntimeError: no such [layer]")
+    came = {"startup": Startup(ready=False, failure=failure)} if failed else {}
+    instances = (instance(0, ["served_0_alone", "served_0_load"], **came), instance(1, ["served_1_load"], **came))
+    _, path = write(tmp_path, World(), instances=instances)
+    if failed:  # as the workflow decides it: no judged output, so no gate
+        store.write_json(path, store.read_json(path) | {"gates": []})
+    assert ("RuntimeError: no such [layer]" in shown(path)) is failed
