@@ -377,3 +377,20 @@ def test_an_item_that_was_not_planned_cannot_slip_in(toy):
     toy.items.pop()
     with pytest.raises(KeyError, match="late"):
         toy.score()
+
+
+def test_an_answer_without_content_still_shows_that_its_prompt_was_another(toy):
+    toy.same("judge")
+    toy.same("float32-batch")
+    rows = [response("x", "served_0_alone", [2, 3, EOS])]
+    rows += [
+        response(
+            name, "served_0_alone", [EOS], status="empty", prompt_token_ids=None, prompt_tokens=count, token_ids=None
+        )
+        for name, count in (("y", 13), ("z", 3))
+    ]
+    toy.arm("served_0_alone", rows, tokens("x", "served_0_alone", [2, 3, EOS], [0, 0, 0], served=[-0.1] * 3))
+    scores, _ = toy.score()
+    assert scores["served_0_alone", "y", "prompt_equal"]["value"] == 0
+    assert scores["served_0_alone", "z", "prompt_equal"]["value"] == 1
+    assert scores["served_0_alone", "y", "answered"]["value"] == 0
