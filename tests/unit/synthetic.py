@@ -22,7 +22,7 @@ from assay.verdicts.scoretable import ScoreTable, floor_margins
 NOISE = {"float32": 2e-6, "bfloat16": 0.03}
 SERVED = {0: ["served_0_alone", "served_0_load"], 1: ["served_1_load"]}
 ALL_SERVED = [arm for arms in SERVED.values() for arm in arms]
-OPTIONS = TextGates(permutations=1999)
+OPTIONS = TextGates(permutations=4999)
 TOOL = Tool(version="0")
 
 
@@ -104,9 +104,10 @@ class World:
         part.put("exact", ~differs.any(axis=1))
         part.put("first_divergence", np.where(differs.any(axis=1), differs.argmax(axis=1), np.nan))
         part.undefine("first_divergence", ~differs.any(axis=1))
-        part.put("output_tokens", np.full(n, float(tokens)), ref=tokens)
+        part.put("output_tokens", np.full(n, float(tokens)), ref=tokens, tolerance=1)
         part.put("prompt_equal", np.ones(n), by_ids=1.0, served=37, ref=37)
         part.put("bos_ok", np.ones(n))
+        part.put("ids_ok", np.ones(n))
         part.put("tokens_after_eos", np.zeros(n))
         part.put("finish_ok", np.ones(n))
         if self.needles:

@@ -281,6 +281,11 @@ def test_no_text_and_no_tokens_is_empty():
     assert ask(json_reply(chat_body("") | {"usage": {"prompt_tokens": 3, "completion_tokens": 1}}))["status"] == "ok"
 
 
+def test_an_empty_answer_keeps_the_prompt_count_that_tells_a_wrong_template():
+    row = ask(json_reply(chat_body("") | {"usage": {"prompt_tokens": 13, "completion_tokens": 0}}))
+    assert (row["status"], row["prompt_tokens"], row["output_tokens"]) == ("empty", 13, 0)
+
+
 def test_a_slow_answer_and_a_dripping_stream_time_out():
     drip = [sse_head(), *[piece for _ in range(40) for piece in (b": still here\n\n", 0.05)]]
     for reply, stream in [([5.0], False), (drip, True)]:

@@ -122,6 +122,14 @@ def test_a_server_that_never_came_up_for_another_reason_is_an_error(kind):
     assert "nothing was measured" in verdict.reason
 
 
+def test_an_instance_that_answers_otherwise_than_the_other_is_no_pass():
+    world = World()
+    world.add("served_1_load", noise=1.0)
+    verdict = judge(world)
+    assert verdict.verdict is Status.INCONCLUSIVE
+    assert "the instances differ" in verdict.reason
+
+
 def test_a_fault_stands_when_the_confirming_instance_never_came_up():
     world = World()
     world.serve(noise=1.0)
@@ -161,6 +169,14 @@ def test_a_broken_reference_is_an_error_not_a_fail():
     world = World()
     world.add("judge", noise=1.0)
     assert "does not agree with its own" in judge(world).reason
+
+
+def test_a_judge_without_a_finite_number_for_an_answer_is_an_error_not_a_fail():
+    world = World()
+    world.arms["served_0_load"].undefine("margin_max", 7, flag="nonfinite")
+    verdict = judge(world)
+    assert verdict.verdict is Status.ERROR
+    assert "no finite number for 1 answers of 'served_0_load', first item-000007" in verdict.reason
 
 
 def test_one_instance_is_a_caveat():

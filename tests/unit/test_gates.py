@@ -17,12 +17,12 @@ from assay.verdicts.trial import Draft, cut_floor, settle
 FIRST = ALL_SERVED[0]
 
 
-def gates(world: World, options=OPTIONS, served=SERVED) -> dict[str, Gate]:
-    """Gates of the first pass, by id."""
+def gates(world: World, options=OPTIONS, served=SERVED, arm=FIRST) -> dict[str, Gate]:
+    """Gates of one pass, the first of instance 0 unless given, by id."""
     table = world.table()
     floor = cut_floor(table, world.margins(), world.floor_arms, world.dtype, options)
     found = g.evaluate_gates(table, floor, served, world.dtype, options)
-    return {gate.id: gate for gate in found if gate.arm == FIRST}
+    return {gate.id: gate for gate in found if gate.arm == arm}
 
 
 def failing(found: dict[str, Gate]) -> set[str]:
@@ -90,7 +90,23 @@ def test_a_hit_on_one_instance_only_is_a_caveat():
 def test_a_hit_on_the_other_instance_only_is_a_caveat():
     world = World()
     world.add("served_1_load", margins=one_bad_token(world), deltas=np.zeros(world.gaps.shape))
-    assert [caveat.code for caveat in gates(world)["G-hard"].caveats] == ["not_reproduced"]
+    assert gates(world)["G-hard"].caveats == []
+    assert [caveat.code for caveat in gates(world, arm="served_1_load")["G-hard"].caveats] == ["not_reproduced"]
+
+
+def garbage(world: World, arm: str) -> World:
+    """The second choice at 30 % of the positions of one pass."""
+    margins = np.where(world.rng.random(world.gaps.shape) < 0.3, world.gaps, 0.0)
+    world.add(arm, margins=margins, deltas=np.zeros(world.gaps.shape))
+    return world
+
+
+@pytest.mark.parametrize(("bad", "clean"), [("served_1_load", "served_0_load"), ("served_0_load", "served_1_load")])
+def test_garbage_on_either_instance_alone_is_never_a_pass(bad, clean):
+    found = gates(garbage(World(), bad), arm=bad)
+    for name in ("G-hard", "G-soft", "G-mean"):
+        assert found[name].status is Status.INCONCLUSIVE
+        assert f"significant on {bad}, not on {clean}" in found[name].detail
 
 
 def test_without_a_second_instance_a_hit_stands():
@@ -199,9 +215,9 @@ def test_a_statistical_fail_needs_the_other_instance_to_agree():
     world = World()
     world.add(FIRST, noise=0.3)
     found = gates(world)["G-logprob"]
-    assert found.status is Status.PASS_WITH_CAVEAT
+    assert found.status is Status.INCONCLUSIVE
     assert found.confirm.performed
-    assert found.caveats[-1].code == "not_reproduced"
+    assert "the instances differ" in found.detail
 
 
 def test_a_confirming_instance_that_answered_nothing_confirms_nothing():
@@ -296,6 +312,23 @@ def test_retokenised_text_is_a_caveat():
     assert gates(world)["G-hard"].caveats[0].code == "retokenised"
 
 
+@pytest.mark.parametrize(("count", "status"), [(3, Status.PASS_WITH_CAVEAT), (4, Status.INCONCLUSIVE)])
+def test_a_few_items_whose_own_reference_text_is_lossy_are_left_out_and_counted(count, status):
+    world = World()
+    lossy = np.where(np.arange(32) < count, 1.0, np.nan)
+    for part in world.arms.values():
+        part.put("lossy_text", lossy)
+        part.undefine("lossy_text", np.isnan(lossy))
+        for metric in ("margin_max", "margin_mean", "margin_trend", "exact"):
+            part.undefine(metric, slice(0, count))
+    found = gates(world)
+    assert found["G-hard"].status is status
+    assert f"{count} of 32 items" in found["G-hard"].caveats[-1].detail
+    assert found["G-hard"].caveats[-1].code == "lossy_items"
+    assert (found["G-mean"].status is Status.INCONCLUSIVE) == (status is Status.INCONCLUSIVE)
+    assert ("do not survive encoding" in found["G-hard"].detail) == (status is Status.INCONCLUSIVE)
+
+
 def test_lossy_text_of_one_item_stands_in_the_way_of_a_pass_but_not_of_a_fail():
     world = World()
     for arm in ALL_SERVED:
@@ -326,6 +359,7 @@ def test_a_failed_item_is_the_worst_case_everywhere():
     [
         ("prompt_equal", 0, "prompt differs"),
         ("bos_ok", 0, "BOS"),
+        ("ids_ok", 0, "outside the vocabulary"),
         ("tokens_after_eos", 2, "after the end"),
         ("finish_ok", 0, "finish reason"),
     ],
@@ -362,6 +396,16 @@ def test_an_answer_cut_short_without_any_divergence_fails():
     world = World(dtype="float32")
     world.arms[FIRST].values["output_tokens"][4] = 50
     assert "length differs" in gates(world)["G-struct"].detail
+
+
+@pytest.mark.parametrize(("length", "status"), [(50, Status.FAIL), (55, Status.PASS)])
+def test_a_text_cut_short_fails_beyond_the_tolerance_of_text(length, status):
+    world = World(dtype="float32")
+    for arm in ALL_SERVED:
+        world.arms[arm].put("evidence", np.full(32, 2.0))
+        lengths = np.where(np.arange(32) == 4, length, 64)
+        world.arms[arm].put("output_tokens", lengths, ref=64, tolerance=3)  # 0.9 * 64 - 3 = 54.6
+    assert gates(world)["G-struct"].status is status
 
 
 def test_a_length_that_a_near_tie_explains_passes():
@@ -421,6 +465,17 @@ def test_tokens_as_surprising_as_declared_pass():
 @pytest.mark.parametrize("shift", [1.0, -1.0])
 def test_another_temperature_fails_surprisal_either_way(shift):
     assert failing(gates(sampled(shift))) == {"G-surprisal"}
+
+
+def test_sampled_answers_known_by_text_alone_are_not_judged_as_sampled():
+    world = sampled(1.0)
+    assert {"G-surprisal"} <= failing(gates(world))
+    for arm in ALL_SERVED:
+        world.arms[arm].put("evidence", np.full(len(world.items), 2.0))
+    found = gates(world)
+    for name in ("G-surprisal", "G-support"):
+        assert found[name].status is Status.SKIPPED_OPTIONAL
+        assert [caveat.code for caveat in found[name].caveats] == ["sampled_not_judged"]
 
 
 def test_ignored_top_p_fails_support():

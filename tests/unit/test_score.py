@@ -178,6 +178,7 @@ def test_planted_controls_change_what_they_say_and_nothing_is_planted_on_served_
     scores, _ = toy.score()
     arms = {arm for arm, _, _ in scores}
     assert {"control_second_best", "control_unanswered", "control_extra_prompt_token"} <= arms
+    assert [scores["control_unanswered", name, "answered"]["value"] for name in "xyz"].count(0) == 1
     assert not scores["control_extra_prompt_token", "x", "prompt_equal"]["value"]
     assert scores["judge", "x", "prompt_equal"]["value"] == 1
     assert scores["judge", "x", "margin_max"]["value"] == 0
@@ -241,7 +242,7 @@ def test_text_evidence_sends_the_floor_through_text_as_well(toy):
     toy.same("judge")
     rows = [response(name, "float32-batch", [2, 3, EOS]) for name in "xyz"]
     judged = [row for name in "xyz" for row in tokens(name, "float32-batch", [2, 3, EOS], [0, 0, 0])]
-    judged += tokens("x", "float32-batch", [4, EOS], [0.25, 0], path="text")
+    judged += tokens("x", "float32-batch", [2, 3], [0.25, 0], path="text")
     toy.arm("float32-batch", rows, judged)
     served = [response(name, "served_0_alone", [2, 3, EOS], evidence="E2", token_ids=None) for name in "xyz"]
     by_text = [row for name in "xy" for row in tokens(name, "served_0_alone", [2, 3, EOS], [0, 0, 0], path="text")]
@@ -253,6 +254,92 @@ def test_text_evidence_sends_the_floor_through_text_as_well(toy):
     # z answered, but its text did not survive encoding and decoding: it was not judged and proves no more than E3
     assert scores["served_0_alone", "z", "evidence"]["value"] == 3
     assert scores["served_0_alone", "z", "margin_max"]["flag"] == "undefined"
+
+
+@pytest.mark.parametrize("arm", ["judge", "float32-batch"])
+def test_items_whose_reference_text_encodes_to_other_ids_have_no_margin_in_any_arm(toy, arm):
+    for name in ("judge", "float32-batch"):
+        rows = [response(key, name, [2, 3, EOS]) for key in "xyz"]
+        judged = [row for key in "xyz" for row in tokens(key, name, [2, 3, EOS], [0, 0, 0])]
+        if name == arm:
+            judged += tokens("x", name, [4, EOS], [19.0, 0], path="text")  # no start of [2, 3, EOS]
+            judged += tokens("y", name, [2, 3], [0, 0], path="text")  # a cut character is gone, no more
+        toy.arm(name, rows, judged)
+    part = {"evidence": "E2", "token_ids": None, "output_tokens": 9}
+    served = [response(name, "served_0_alone", [2, 3, EOS], **(part if name == "x" else {})) for name in "xyz"]
+    judged = [row for name in "xyz" for row in tokens(name, "served_0_alone", [2, 3, EOS], [0, 0, 0], path="text")]
+    toy.arm("served_0_alone", served, judged)
+    scores, floor = toy.score()
+    for name in ("judge", "float32-batch", "served_0_alone", "control_second_best"):
+        assert scores[name, "x", "margin_max"]["flag"] == "undefined"
+        assert scores[name, "y", "margin_max"]["flag"] == "ok"
+        assert scores[name, "x", "lossy_text"]["value"] == 1
+        assert (name, "y", "lossy_text") not in scores
+    assert floor == []
+    assert ("served_0_alone", "x", "usage_ok") not in scores, "text that encodes to other ids does not count them"
+
+
+@pytest.mark.parametrize(("broken", "flag"), [(np.nan, "nonfinite"), (0.0, "ok")])
+def test_a_judge_that_gives_nan_is_flagged(toy, broken, flag):
+    toy.same("judge")
+    toy.same("float32-batch")
+    toy.same("served_0_alone", {"x": [0.0, broken, 0.0]})
+    scores, _ = toy.score()
+    metrics = ("margin_max", "margin_mean", "logprob_rms")
+    assert {scores["served_0_alone", "x", name]["flag"] for name in metrics} == {flag}
+    assert scores["served_0_alone", "y", "margin_max"]["flag"] == "ok"
+    assert scores["served_0_alone", "y", "first_divergence"]["flag"] == "undefined"
+
+
+def test_an_answer_of_one_token_has_no_trend_and_nothing_is_wrong_with_it(toy):
+    for name in ("judge", "float32-batch", "served_0_alone"):
+        rows = [response(key, name, [EOS]) for key in "xyz"]
+        toy.arm(name, rows, [row for key in "xyz" for row in tokens(key, name, [EOS], [0], served=[-0.1])])
+    scores, _ = toy.score()
+    assert scores["served_0_alone", "x", "margin_trend"]["flag"] == "undefined"
+    assert scores["served_0_alone", "x", "margin_max"]["flag"] == "ok"
+
+
+def test_an_answer_with_ids_that_cannot_be_judged_is_the_worst_case(toy):
+    toy.same("judge")
+    toy.same("float32-batch")
+    arm = "served_0_alone"
+    rows = [response("x", arm, [2, -1, 99999, EOS]), *(response(name, arm, [2, 3, EOS]) for name in "yz")]
+    toy.arm(arm, rows, [row for name in "yz" for row in tokens(name, arm, [2, 3, EOS], [0] * 3, served=[-0.1] * 3)])
+    scores, _ = toy.score()
+    assert scores[arm, "x", "margin_max"]["flag"] == "missing_as_worst"
+    assert [scores[arm, name, "ids_ok"]["value"] for name in "xyz"] == [0, 1, 1]
+    assert scores[arm, "y", "margin_max"]["value"] == 0
+
+
+def text_run(path, seen, usage, limit=40):
+    """Scores of x, known by text alone: `seen` tokens of text where the judge has `limit`, all its own choice."""
+    toy = Toy(path)
+    for name in "xyz":
+        toy.plan_item(name, max_tokens=limit)
+    for arm in ("judge", "float32-batch"):
+        rows = [response(name, arm, [2] * limit) for name in "xyz"]
+        toy.arm(arm, rows, [row for name in "xyz" for row in tokens(name, arm, [2] * limit, [0] * limit)])
+    arm, part = "served_0_alone", {"evidence": "E2", "token_ids": None, "output_tokens": usage}
+    rows = [response(name, arm, [2] * seen, **part) for name in "xyz"]
+    toy.arm(arm, rows, [row for name in "xyz" for row in tokens(name, arm, [2] * seen, [0] * seen, path="text")])
+    return toy.score()[0]
+
+
+@pytest.mark.parametrize(
+    ("seen", "usage", "broken"),
+    [
+        (40, 40, set()),
+        (38, 40, set()),  # the limit cut a character: two tokens are gone from the text
+        (20, 40, {"usage_ok", "finish_ok"}),  # the count says what the text does not
+        (20, 20, {"finish_ok"}),  # stopped at half the limit
+    ],
+)
+def test_a_server_known_by_its_text_is_held_to_the_tokens_of_that_text(tmp_path, seen, usage, broken):
+    scores = text_run(tmp_path, seen, usage)
+    values = {name: scores["served_0_alone", "x", name]["value"] for name in ("usage_ok", "finish_ok")}
+    assert {name for name, value in values.items() if not value} == broken
+    assert scores["served_0_alone", "x", "output_tokens"]["value"] == seen
 
 
 def test_sampled_items_have_surprisal_and_support_and_no_margins(tmp_path):
@@ -290,3 +377,20 @@ def test_an_item_that_was_not_planned_cannot_slip_in(toy):
     toy.items.pop()
     with pytest.raises(KeyError, match="late"):
         toy.score()
+
+
+def test_an_answer_without_content_still_shows_that_its_prompt_was_another(toy):
+    toy.same("judge")
+    toy.same("float32-batch")
+    rows = [response("x", "served_0_alone", [2, 3, EOS])]
+    rows += [
+        response(
+            name, "served_0_alone", [EOS], status="empty", prompt_token_ids=None, prompt_tokens=count, token_ids=None
+        )
+        for name, count in (("y", 13), ("z", 3))
+    ]
+    toy.arm("served_0_alone", rows, tokens("x", "served_0_alone", [2, 3, EOS], [0, 0, 0], served=[-0.1] * 3))
+    scores, _ = toy.score()
+    assert scores["served_0_alone", "y", "prompt_equal"]["value"] == 0
+    assert scores["served_0_alone", "z", "prompt_equal"]["value"] == 1
+    assert scores["served_0_alone", "y", "answered"]["value"] == 0

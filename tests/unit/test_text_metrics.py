@@ -131,3 +131,17 @@ def test_surprisal_z_uses_the_larger_of_model_and_item_spread():
 
 def test_nobody_calling_a_tool_has_no_f1():
     assert text.tool_call_f1(0, 0, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("It is 48,213.", True),
+        ("48213", True),
+        ("48213.5", False),
+        ("0.48213", False),
+        ("482130", False),
+    ],
+)
+def test_a_needle_is_a_whole_number_with_no_more_digits_on_either_side_of_the_point(answer, right):
+    assert text.needle_correct("48213", answer) is right

@@ -361,7 +361,7 @@ def _reference_values(case: Input) -> Status:
     ]
     table = _scores(rows)
     floor = cut_floor(table, {}, (), "float32", TextGates())
-    problems = reference_problems(table, floor, ())
+    problems = reference_problems(table, floor, (), ())
     return decide(coverage=_covered(len(rows)), gates=[_passing("G-hard")], problems=problems).status
 
 

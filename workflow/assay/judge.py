@@ -39,7 +39,8 @@ class Sequence:
 def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: Path, output: Path) -> None:
     """Teacher-force every served sequence of a `responses` table and write a `tokens` table.
 
-    Responses without usable tokens (failed, or text that does not survive encoding and decoding) get no rows.
+    Responses without usable tokens get no rows: failed ones, ids outside the vocabulary, and text that does not survive
+    encoding and decoding.
 
     Args:
         model_dir: weights and tokenizer in transformers layout.
@@ -81,9 +82,9 @@ def sequences_of(row: dict[str, Any], model: CausalLM) -> list[Sequence]:
     if row["status"] != ResponseStatus.OK:
         return []
     found = []
-    if row["token_ids"]:
+    if row["token_ids"] and model.knows(row["token_ids"]):
         ids = tuple(row["token_ids"])
-        found.append(Sequence(row["arm"], "ids", ids, row["token_logprobs"], *_top_k(row)))
+        found.append(Sequence(row["arm"], "ids", ids, row["token_logprobs"], *_top_k(row, model)))
     served = row["arm"].startswith("served_")
     if row["evidence"] == Evidence.E2 or (not served and row["finish_reason"]):
         encoded = model.retokenise(row["text"], row["finish_reason"])
@@ -92,9 +93,12 @@ def sequences_of(row: dict[str, Any], model: CausalLM) -> list[Sequence]:
     return found
 
 
-def _top_k(row: dict[str, Any]) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """A response's top-k ids and logprobs as rectangles: positions may differ in k when a server appends its choice."""
-    if not row["top_token_ids"]:
+def _top_k(row: dict[str, Any], model: CausalLM) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """A response's top-k ids and logprobs as rectangles: positions may differ in k when a server appends its choice.
+
+    None where the server reports none, or ids that the vocabulary does not have.
+    """
+    if not row["top_token_ids"] or not all(map(model.knows, row["top_token_ids"])):
         return None, None
     k = min(map(len, row["top_token_ids"]))
     ids = np.array([top[:k] for top in row["top_token_ids"]], dtype=np.int32)

@@ -56,13 +56,18 @@ class Arm:
 
 @dataclass(frozen=True)
 class Reference:
-    """The judge's own greedy run: what served items are compared with."""
+    """The judge's own greedy run: what served items are compared with.
+
+    `lossy`: greedy items that some reference arm answers with ids that its own text does not encode to. A margin of
+    re-encoded text says nothing about a server there, so no arm has one.
+    """
 
     prompt_ids: dict[str, list[int]]
     token_ids: dict[str, np.ndarray]
     eos_ids: frozenset[int]
     bos_id: int | None
     tokenizer: Tokenizer
+    lossy: frozenset[str]
 
     def text(self, ids: list[int]) -> str:
         """Text of `ids` as servers show it: without special tokens, and without a character cut off at the end."""
@@ -71,7 +76,7 @@ class Reference:
 
 @dataclass
 class Rows:
-    """Score rows of one metric, as columns."""
+    """Score rows of one metric, as columns. `nan` says what a NaN among the values means."""
 
     metric: str
     unit: str
@@ -79,6 +84,7 @@ class Rows:
     item_ids: list[str] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     aux: list[dict[str, float]] = field(default_factory=list)
+    nan: Flag = Flag.UNDEFINED
 
 
 def score(
@@ -103,7 +109,8 @@ def score(
     items = read_items(items_paths)
     plan = store.run_options([responses for responses, _ in served])
     lossy = _only_text(served)
-    reference = _read_reference(references, lossy, Tokenizer.from_file(str(tokenizer_path)))
+    unlike = _lossy_items(references, items) if lossy else frozenset()
+    reference = _read_reference(references, lossy, Tokenizer.from_file(str(tokenizer_path)), unlike)
     inputs = [*items_paths, *(path for pair in served + references for path in pair)]
     origin = provenance("score", inputs, {"run": plan, "scoring": dict(options)})
     floor_arms = set(plan["reference"]["arms"]) - {JUDGE}
@@ -158,7 +165,26 @@ def _arms(
             )
 
 
-def _read_reference(references: list[tuple[Path, Path]], lossy: bool, tokenizer: Tokenizer) -> Reference:
+def _lossy_items(references: list[tuple[Path, Path]], items: Mapping[str, Item]) -> frozenset[str]:
+    found: set[str] = set()
+    for responses, tokens in references:
+        for table in store.iter_tables(tokens, "tokens"):
+            sampled, encoded = (
+                {
+                    key: ids.tolist()
+                    for block in split_blocks(table, responses.stem, lossy=by_text)
+                    for key, ids in zip(block.item_ids, block.split(block.token_id), strict=True)
+                }
+                for by_text in (False, True)
+            )
+            # A character that the token limit cut is gone from the text: what is left is as good as it was.
+            found |= {key for key, ids in encoded.items() if ids != sampled[key][: len(ids)]}
+    return frozenset(key for key in found if items[key].greedy)
+
+
+def _read_reference(
+    references: list[tuple[Path, Path]], lossy: bool, tokenizer: Tokenizer, unlike: frozenset[str]
+) -> Reference:
     prompt_ids: dict[str, list[int]] = {}
     token_ids: dict[str, np.ndarray] = {}
     options: dict[str, Any] = {}
@@ -170,7 +196,7 @@ def _read_reference(references: list[tuple[Path, Path]], lossy: bool, tokenizer:
             prompt_ids[row["item_id"]] = row["prompt_token_ids"]
         for block in _blocks(tokens, JUDGE, lossy):
             token_ids |= dict(zip(block.item_ids, block.split(block.token_id), strict=True))
-    return Reference(prompt_ids, token_ids, frozenset(options["eos_ids"]), options["bos_id"], tokenizer)
+    return Reference(prompt_ids, token_ids, frozenset(options["eos_ids"]), options["bos_id"], tokenizer, unlike)
 
 
 def _blocks(path: Path, arm: str, lossy: bool) -> Iterator[TokenBlock]:
@@ -188,23 +214,30 @@ def _score_arm(
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Score tables of one arm, and its positive margins for the floor, in bounded pieces."""
     mutate_tokens = arm.control.tokens if arm.control else None
-    mutate_response = arm.control.response if arm.control else None
-    judged: set[str] = set()
+    judged: dict[str, int] = {}  # item -> tokens
     for path in arm.tokens:
         for block in _blocks(path, arm.name, lossy):
             chosen = mutate_tokens(block) if mutate_tokens else block
-            judged.update(chosen.item_ids)
+            judged |= dict(zip(chosen.item_ids, np.diff(chosen.offsets).tolist(), strict=True))
+            chosen = chosen.take(np.array([key not in reference.lossy for key in chosen.item_ids], dtype=bool))
             yield (
                 _table(plan["config"], arm.label, items, _token_rows(chosen, items, reference, options["clip_nat"])),
                 _floor_table(chosen, arm.label, items),
             )
-    responses = _read_responses(arm, mutate_response)
+    responses = _read_responses(arm)
+    if arm.control and arm.control.responses:
+        responses = arm.control.responses(responses)
     answered = {key for key, row in responses.items() if row["status"] == ResponseStatus.OK}
     logprobs = bool(plan["client"]["logprobs"])
+    # Ids that could not be judged are not of the vocabulary; text that could not be judged proves no fault.
+    textual = {key for key in answered if not responses[key]["token_ids"]}
+    unjudged = [key for key in items if key not in judged]
+    lossy_items = [key for key in items if key in reference.lossy and key in judged]
     rows = [
         *_response_rows(responses, items, reference, judged),
-        *_unjudged_rows([key for key in items if key not in judged | answered], items, logprobs, np.inf),
-        *_unjudged_rows([key for key in items if key in answered - judged], items, logprobs, np.nan),
+        *_unjudged_rows([key for key in unjudged if key not in textual], items, logprobs, np.inf),
+        *_unjudged_rows([key for key in unjudged if key in textual] + lossy_items, items, logprobs, np.nan),
+        Rows("lossy_text", "bool", 0, lossy_items, [1.0] * len(lossy_items)),
     ]
     yield _table(plan["config"], arm.label, items, rows), store.table_from_rows("floor", [])
 
@@ -294,7 +327,9 @@ def _rows(block: TokenBlock, metric: str, unit: str, direction: int, values: np.
     keys = list(aux)
     columns = [np.asarray(column, dtype=np.float64).tolist() for column in aux.values()]
     extra = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)] if keys else []
-    return Rows(metric, unit, direction, block.item_ids, values.tolist(), extra)
+    # Without a divergence, or with a single token, there is no such number; any other NaN is the judge's.
+    nan = Flag.UNDEFINED if metric in ("first_divergence", "margin_trend") else Flag.NONFINITE
+    return Rows(metric, unit, direction, block.item_ids, values.tolist(), extra, nan)
 
 
 def _floor_table(block: TokenBlock, arm: str, items: Mapping[str, Item]) -> pa.Table:
@@ -314,7 +349,7 @@ def _floor_table(block: TokenBlock, arm: str, items: Mapping[str, Item]) -> pa.T
 # --- responses -> rows -------------------------------------------------------------------------------------------
 
 
-def _read_responses(arm: Arm, mutate: Callable[[dict[str, Any]], dict[str, Any]] | None) -> dict[str, dict[str, Any]]:
+def _read_responses(arm: Arm) -> dict[str, dict[str, Any]]:
     columns = [
         *("item_id", "arm", "status", "finish_reason", "evidence", "prompt_tokens", "output_tokens", "text"),
         *("prompt_token_ids", "token_ids"),
@@ -323,12 +358,12 @@ def _read_responses(arm: Arm, mutate: Callable[[dict[str, Any]], dict[str, Any]]
     for path in arm.responses:
         for row in store.read_rows(path, "responses", columns):
             if row["arm"] == arm.name:
-                found[row["item_id"]] = mutate(row) if mutate else row
+                found[row["item_id"]] = row
     return found
 
 
 def _response_rows(
-    responses: Mapping[str, dict[str, Any]], items: Mapping[str, Item], reference: Reference, judged: set[str]
+    responses: Mapping[str, dict[str, Any]], items: Mapping[str, Item], reference: Reference, judged: Mapping[str, int]
 ) -> list[Rows]:
     """Scores that come from the responses: coverage, evidence, structure, lengths, needles."""
     table = {
@@ -338,6 +373,7 @@ def _response_rows(
             ("evidence", "level", -1),
             ("prompt_equal", "bool", 1),
             ("bos_ok", "bool", 1),
+            ("ids_ok", "bool", 1),
             ("tokens_after_eos", "count", -1),
             ("finish_ok", "bool", 1),
             ("text_ok", "bool", 1),
@@ -367,7 +403,10 @@ def _response_rows(
         level = LEVELS[Evidence(response["evidence"])]
         # Text that does not survive encoding and decoding was not judged: it proves no more than parsed text.
         add("evidence", key, level if key in judged or level != LEVELS[Evidence.E2] else LEVELS[Evidence.E3])
-        _add_structure(add, key, item, response, reference)
+        # Text that encodes to other ids than were sampled does not count them.
+        by_text = response["token_ids"] is None
+        seen = None if by_text and key in reference.lossy else judged.get(key)
+        _add_structure(add, key, item, response, reference, seen)
     return [rows for rows in table.values() if rows.item_ids]
 
 
@@ -387,37 +426,61 @@ def _add_prompt(add: Callable[..., None], key: str, response: Mapping[str, Any],
 
 
 def _add_structure(
-    add: Callable[..., None], key: str, item: Item, response: Mapping[str, Any], reference: Reference
+    add: Callable[..., None],
+    key: str,
+    item: Item,
+    response: Mapping[str, Any],
+    reference: Reference,
+    seen: int | None,
 ) -> None:
-    ids = response["token_ids"]
-    length = len(ids) if ids is not None else response["output_tokens"]
+    """Whether an answer's parts fit one another. `seen`: judged tokens, None where there are none.
+
+    Ids without judged tokens are outside the vocabulary. Where a server returns text alone, its usage count is a claim
+    to check; the length is that of the text.
+    """
+    ids, usage = response["token_ids"], response["output_tokens"]
+    counted = seen if ids is None else len(ids)
+    length = usage if counted is None else counted
+    slack = _slack(seen) if ids is None and seen is not None else 0.0
     if length is not None:
-        add("output_tokens", key, length, ref=len(reference.token_ids.get(key, ())), limit=item.max_tokens)
+        reference_length = len(reference.token_ids.get(key, ()))
+        add("output_tokens", key, length, ref=reference_length, limit=item.max_tokens, tolerance=max(1.0, slack))
     if ids is not None:
+        add("ids_ok", key, seen is not None)
         add("tokens_after_eos", key, metrics.tokens_after_eos(ids, reference.eos_ids))
+    if ids is not None and seen is not None:
         add("text_ok", key, (response["text"] or "").rstrip(REPLACEMENT) == reference.text(ids))
-        if response["output_tokens"] is not None:
-            add("usage_ok", key, response["output_tokens"] == len(ids))
-    add("finish_ok", key, _finish_ok(response["finish_reason"], ids, length, item.max_tokens, reference.eos_ids))
+    if usage is not None and counted is not None:
+        add("usage_ok", key, abs(usage - counted) <= slack)
+    add("finish_ok", key, _finish_ok(response["finish_reason"], ids, length, item.max_tokens, slack, reference.eos_ids))
+
+
+def _slack(tokens: int) -> float:
+    """Tokens that a text of so many may lack or have beside those sampled.
+
+    A character cut by the token limit takes up to three with it, an end of sequence may or may not be counted, and text
+    may encode again to somewhat fewer or more tokens.
+    """
+    return 3 + 0.1 * tokens
 
 
 def _finish_ok(
-    reason: str | None, ids: list[int] | None, length: int | None, limit: int, eos_ids: frozenset[int]
+    reason: str | None, ids: list[int] | None, length: int | None, limit: int, slack: float, eos_ids: frozenset[int]
 ) -> bool | None:
     """Whether the finish reason agrees with the length; None when there is nothing to compare."""
     if reason is None or length is None:
         return None
     if reason == "length":
-        return length == limit
+        return abs(length - limit) <= slack
     ended = ids is None or (bool(ids) and ids[-1] in eos_ids)
-    return reason == "stop" and length <= limit and ended
+    return reason == "stop" and length <= limit + slack and ended
 
 
 def _unjudged_rows(keys: list[str], items: Mapping[str, Item], logprobs: bool, value: float) -> list[Rows]:
     """Rows of items without judged tokens, for each metric they should have had.
 
-    `value` is infinite (the worst case) for a request without an answer, NaN (undefined) for an answer that gives the
-    judge nothing to judge: text that does not survive encoding and decoding proves no fault.
+    `value` is infinite (the worst case) for a request without an answer or with ids outside the vocabulary, NaN
+    (undefined) for an answer that gives the judge nothing to judge.
     """
     greedy = [key for key in keys if items[key].greedy]
     sampled = [key for key in keys if not items[key].greedy]
@@ -435,7 +498,8 @@ def _unjudged_rows(keys: list[str], items: Mapping[str, Item], logprobs: bool, v
 
 
 def _table(config: str, arm: str, items: Mapping[str, Item], parts: Iterable[Rows]) -> pa.Table:
-    """Rows as a `scores` table. NaN becomes null (undefined); infinity becomes null (counted as the worst case)."""
+    """Rows as a `scores` table. NaN becomes null (undefined, or not finite where only a broken judge gives it);
+    infinity becomes null (counted as the worst case)."""
     tables = [_part(config, arm, items, rows) for rows in parts if rows.item_ids]
     return pa.concat_tables(tables).combine_chunks() if tables else SCORES.empty_table()
 
@@ -443,7 +507,7 @@ def _table(config: str, arm: str, items: Mapping[str, Item], parts: Iterable[Row
 def _part(config: str, arm: str, items: Mapping[str, Item], rows: Rows) -> pa.Table:
     values = np.array(rows.values, dtype=np.float64)
     flags = np.full(len(values), Flag.OK.value, dtype=object)
-    flags[np.isnan(values)] = Flag.UNDEFINED.value
+    flags[np.isnan(values)] = rows.nan.value
     flags[np.isinf(values)] = Flag.MISSING_AS_WORST.value
     n = len(values)
     aux = rows.aux or [{}] * n

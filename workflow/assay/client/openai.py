@@ -183,7 +183,7 @@ async def _outcome(
         row = answer.row(plan.top_logprobs)
         return row | {"status": ResponseStatus.OK, "output_sha256": sha256_text(answer.text)}
     except BadAnswer as error:
-        return {"status": error.status, "error": str(error)}
+        return {"status": error.status, "error": str(error), **error.known}
     except TimeoutError:
         return {"status": ResponseStatus.TIMEOUT, "error": f"no complete answer within {plan.timeout_s:g} s"}
     except httpx.DecodingError as error:

@@ -23,11 +23,11 @@ _MAX_FLOAT32 = (2 - 2**-23) * 2.0**127  # a larger logprob is infinite in the ta
 
 
 class BadAnswer(Exception):
-    """An answer that cannot be scored: its status, and why."""
+    """An answer that cannot be scored: its status, why, and the columns of its row that are known all the same."""
 
-    def __init__(self, status: ResponseStatus, why: str) -> None:
+    def __init__(self, status: ResponseStatus, why: str, **known: Any) -> None:
         super().__init__(why)
-        self.status = status
+        self.status, self.known = status, known
 
 
 def _malformed(why: str) -> BadAnswer:
@@ -115,7 +115,13 @@ class Answer:
         ids = self._sampled_ids()
         # An immediate end of turn is an answer: no text, but a token was sampled.
         if not self.text and not ids and not self.output_tokens:
-            raise BadAnswer(ResponseStatus.EMPTY, "HTTP 200 with neither text nor tokens")
+            raise BadAnswer(
+                ResponseStatus.EMPTY,
+                "HTTP 200 with neither text nor tokens",
+                finish_reason=self.finish_reason,
+                prompt_tokens=self.prompt_tokens,  # tells a wrong template even so
+                output_tokens=self.output_tokens,
+            )
         tops = self._top_lists(top_k)
         return {
             "finish_reason": self.finish_reason,

@@ -24,7 +24,7 @@ QUARTERS_FROM = 64  # tokens: from here on a trend compares quarters, below it h
 REST_FLOOR = 1e-7  # a rest bucket is known no better than the float32 rounding of a probability near one
 MANTISSA_BITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 
-_NUMBER = re.compile(r"\d+(?:,\d{3})*")
+_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 # --- distributions -----------------------------------------------------------------------------------------------
@@ -248,12 +248,12 @@ def flips(base_correct: npt.ArrayLike, new_correct: npt.ArrayLike) -> Flips:
 
 
 def extract_numbers(text: str) -> list[str]:
-    """Maximal digit runs of a text, thousands separators removed: "48,213." -> ["48213"]."""
+    """Numbers of a text with their decimals, thousands separators removed: "48,213. 1.5" -> ["48213", "1.5"]."""
     return [match.replace(",", "") for match in _NUMBER.findall(text)]
 
 
 def needle_correct(expected: str, answer: str) -> bool:
-    """Whether the expected number stands in the answer as a number of its own; 482130 does not contain 48213."""
+    """Whether the expected number stands in the answer as a number of its own; neither 482130 nor 48213.5 is 48213."""
     return expected in extract_numbers(answer)
 
 

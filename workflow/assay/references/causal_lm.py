@@ -148,6 +148,10 @@ class CausalLM:
         eos = GenerationConfig.from_pretrained(directory).eos_token_id
         self.eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
 
+    def knows(self, ids: Sequence[int]) -> bool:
+        """Whether every id is in the model's vocabulary: no other can be judged."""
+        return not ids or (min(ids) >= 0 and max(ids) < self.model.config.get_text_config().vocab_size)
+
     # --- text ---
 
     def prompt(self, item_id: str, request: dict[str, Any]) -> Prompt:
@@ -246,7 +250,7 @@ class CausalLM:
 
         Args:
             prompt: the request.
-            token_ids: n >= 1 token ids.
+            token_ids: n >= 1 token ids of the vocabulary (see `knows`), as are those of `at`.
             at: optional int32 [n, k] ids whose log-probabilities are wanted besides (a server's top-k).
 
         Returns:

@@ -93,7 +93,7 @@ def judge_run(
     options = facts.options
     floor = cut_floor(table, margins, facts.floor_arms, facts.dtype, options)
     coverage = cover(table, facts.all_arms, facts.failures)
-    problems = [*facts.problems, *reference_problems(table, floor, facts.floor_arms)]
+    problems = [*facts.problems, *reference_problems(table, floor, facts.floor_arms, facts.all_arms)]
     gates: list[Gate] = []
     controls = Controls()
     if table.items and facts.served:

@@ -43,9 +43,17 @@ def summarise_evidence(table: ScoreTable, arms: Sequence[str]) -> EvidenceSummar
     )
 
 
-def reference_problems(table: ScoreTable, floor: Floor, floor_arms: Sequence[str]) -> list[str]:
-    """Why the reference cannot be trusted: non-finite or missing scores of its own, or a judge that fails itself."""
+def reference_problems(table: ScoreTable, floor: Floor, floor_arms: Sequence[str], served: Sequence[str]) -> list[str]:
+    """Why the reference cannot be trusted: scores that are missing or not finite, or a judge that fails itself.
+
+    A server's own NaN is no answer at all, so a score of a `served` arm that is not finite is the judge's as well.
+    """
     problems = []
+    for arm in served:
+        bad = nonfinite(table, arm)
+        if bad.any():
+            item = table.items[int(np.flatnonzero(bad)[0])]
+            problems.append(f"the judge gives no finite number for {int(bad.sum())} answers of '{arm}', first {item}")
     for arm in (JUDGE, *floor_arms):
         bad = nonfinite(table, arm)
         for metric in table.metrics(arm):

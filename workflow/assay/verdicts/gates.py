@@ -8,7 +8,8 @@ Common to all:
 - `tau_hard`, `tau_soft` and the floor's aggregates come from the effective floor arms: arms equal in every score of
   every metric are one arm (in float32 two arms may agree in all margins and still differ in logprobs: two arms).
 - A statistical gate fails when the effect exceeds its limit, p < `alpha_soft`, Holm over all p-values of the config
-  stays below `alpha`, and the other instance, if it has data, has p < `alpha_confirm` in the same gate.
+  stays below `alpha`, and the other instance, if it has data, has p < `alpha_confirm` in the same gate. Significant on
+  one instance alone is INCONCLUSIVE: the instances differ.
 - FAIL needs only enough evidence, PASS needs all of it: what stands in the way of a pass makes INCONCLUSIVE.
 """
 
@@ -73,18 +74,20 @@ def coverage_gate(trial: Trial) -> Draft:
 def structure_gate(trial: Trial) -> Draft:
     """G-struct: what must hold for every answered item (for its prompt: for every counted one), without statistics.
 
-    The prompt has the judge's tokens (ids, else their count); one BOS where the tokenizer adds one; nothing after EOS;
-    a finish reason that fits the length; text and usage that fit the tokens; finite scores; lengths like the
-    reference's. Two length rules: (1) an item whose every token is the judge's choice, by ids, and whose length differs
-    by more than one token and the allowed ratio was cut short or ran on; (2) the ratio of total lengths is inside the
-    allowed range, unless every item outside it is explained by a near-tie divergence (a margin above 0 and up to
-    tau_hard).
+    The prompt has the judge's tokens (ids, else their count); one BOS where the tokenizer adds one; no id outside the
+    vocabulary; nothing after EOS; a finish reason that fits the length; text and usage that fit the tokens; finite
+    scores; lengths like the reference's. Text alone is held to the tokens it encodes to, with the tolerance that a cut
+    character and encoding again call for. Two length rules: (1) an item whose every token is the judge's choice, and
+    whose length differs by more than the tolerance (one token, by ids) and the allowed ratio was cut short or ran on;
+    (2) the ratio of total lengths is inside the allowed range, unless every item outside it is explained by a near-tie
+    divergence (a margin above 0 and up to tau_hard).
     """
     table, arm = trial.table, trial.arm
     answered = ~trial.failed(arm)
     broken = {
         PROMPT: table.values(arm, "prompt_equal") == 0,
         "not exactly one BOS": table.values(arm, "bos_ok") == 0,
+        "token ids outside the vocabulary": table.values(arm, "ids_ok") == 0,
         "tokens after the end of sequence": table.values(arm, "tokens_after_eos") > 0,
         "finish reason does not fit the length": table.values(arm, "finish_ok") == 0,
         "the text is not that of the tokens": table.values(arm, "text_ok") == 0,
@@ -125,9 +128,9 @@ def _length_outliers(trial: Trial) -> Mask:
     served, reference = table.values(arm, "output_tokens"), table.aux(arm, "output_tokens", "ref")
     margins = table.values(arm, "margin_max")
     known = np.isfinite(served) & np.isfinite(reference) & (reference > 0) & np.isfinite(margins)
-    outlier = known & ((served < low * reference - 1) | (served > high * reference + 1))
-    by_ids = table.values(arm, "evidence") <= LEVELS.index("E1")
-    cut = outlier & by_ids & (margins == 0)
+    tolerance = table.aux(arm, "output_tokens", "tolerance")
+    outlier = known & ((served < low * reference - tolerance) | (served > high * reference + tolerance))
+    cut = outlier & (margins == 0)
     unexplained = outlier & ~((margins > 0) & (margins <= trial.floor.tau_hard))
     if known.any() and not low <= text.length_ratio(served[known], reference[known]) <= high:
         return unexplained
@@ -154,8 +157,8 @@ def hard_gate(trial: Trial) -> Draft:
 
     None: a pass, with the one-sided bound on their rate (test B). Any: a fail if the same item exceeds on the other
     instance, or if the other instance has no data; else test C decides (floor arms at the same tau), which sees
-    corruption that strikes other items each time; else the caveat `not_reproduced`. With one distinct floor arm hits
-    can fail, but their absence cannot pass.
+    corruption that strikes other items each time. Hits that do not reproduce are the caveat `not_reproduced`. With one
+    distinct floor arm hits can fail, but their absence cannot pass.
     """
     floor, margins = trial.floor, trial.scores(trial.arm, "margin_max")
     hits = margins > floor.tau_hard
@@ -170,9 +173,8 @@ def hard_gate(trial: Trial) -> Draft:
     reproduced = hits & other_hits if other_hits is not None else np.zeros_like(hits)
     caveats = _evidence_caveats(trial)
     alone = int(hits.sum() - reproduced.sum()) if other_hits is not None else 0
-    extra = int((other_hits & ~hits).sum()) if other_hits is not None else 0
-    if alone or extra:
-        why = f"{alone} items exceed tau_hard only on {trial.arm}, {extra} only on {trial.confirm}"
+    if alone:
+        why = f"{alone} items exceed tau_hard on {trial.arm} and not on {trial.confirm}"
         caveats.append(caveat("not_reproduced", "G-hard", why))
     noisy = floor.tau_hard > trial.options.tau_hard_cap_nat
     exact = int((trial.table.values(trial.arm, "exact") == 1).sum())
@@ -231,10 +233,15 @@ def _exceedance(trial: Trial, arm: str, floor: Floats, tau: float) -> float | No
 def _evidence_caveats(trial: Trial) -> list[Caveat]:
     levels = trial.table.values(trial.arm, "evidence")
     retokenised = int((levels == LEVELS.index("E2")).sum())
-    if not retokenised:
-        return []
-    why = f"{retokenised} responses carry no token ids; their text was encoded again, and so was the floor's"
-    return [caveat("retokenised", "G-hard", why)]
+    found = []
+    if retokenised:
+        why = f"{retokenised} responses carry no token ids; their text was encoded again, and so was the floor's"
+        found.append(caveat("retokenised", "G-hard", why))
+    lossy, greedy = int(trial.lossy().sum()), int(trial.table.has("margin_max").sum())
+    if lossy:
+        why = f"{lossy} of {greedy} items have no margin: a reference answer's text encodes to other ids than it had"
+        found.append(caveat("lossy_items", "G-hard", why))
+    return found
 
 
 def _position_hints(trial: Trial, hits: Mask) -> list[Diagnosis]:
@@ -313,20 +320,7 @@ def shift_gate(trial: Trial, spec: ShiftSpec) -> Draft:
     """
     skipped = _logprobs_skipped(trial, spec) if spec.logprobs else None
     if skipped:
-        return Draft(
-            gate=_gate(
-                spec.id,
-                trial,
-                metric=spec.metric,
-                required=False,
-                status=Status.SKIPPED_OPTIONAL,
-                statistic=spec.statistic,
-                value=None,
-                unit="nat",
-                caveats=[skipped],
-                detail=skipped.detail,
-            )
-        )
+        return _skip(trial, spec.id, spec.metric, spec.statistic, "nat", skipped)
     options = trial.options
     resolution = max(trial.resolution**2 / 2, KL_ROUNDING) if spec.quadratic else trial.resolution
     ratio = options.ratio**2 if spec.quadratic else options.ratio
@@ -409,12 +403,20 @@ def _logprobs_skipped(trial: Trial, spec: ShiftSpec) -> Caveat | None:
     return None
 
 
+def _sampled_by_text(trial: Trial, gate: str) -> Caveat | None:
+    """Why sampled tokens cannot be judged: text may encode to other, rarer tokens than those that were drawn."""
+    by_text = trial.table.has("surprisal") & (trial.table.values(trial.arm, "evidence") >= LEVELS.index("E2"))
+    if not by_text.any():
+        return None
+    return caveat("sampled_not_judged", gate, f"{int(by_text.sum())} sampled responses carry no token ids")
+
+
 def _or_zero(values: Floats) -> Floats:
     return values if np.isfinite(values).any() else np.zeros(1)
 
 
 def _partial_logprobs(trial: Trial, spec: ShiftSpec) -> list[Caveat]:
-    lacking = trial.unjudged(spec.metric)
+    lacking = int(trial.unjudged(spec.metric).sum())
     return [caveat("logprobs_missing", spec.id, f"{lacking} responses carry no logprobs")] if lacking else []
 
 
@@ -530,6 +532,9 @@ def surprisal_gate(trial: Trial) -> Draft:
     It has no worst case (both directions are faults): a failed item is left to G-coverage.
     """
 
+    if skipped := _sampled_by_text(trial, "G-surprisal"):
+        return _skip(trial, "G-surprisal", "surprisal", "z of the summed excess surprisal", "sigma", skipped)
+
     def z_of(arm: str) -> tuple[float, int]:
         values, variance = trial.table.values(arm, "surprisal"), trial.table.aux(arm, "surprisal", "variance")
         known = np.isfinite(values) & np.isfinite(variance)
@@ -573,6 +578,9 @@ def support_gate(trial: Trial) -> Draft:
     arms' own rate where they were scored.
     """
     table = trial.table
+    if skipped := _sampled_by_text(trial, "G-support"):
+        statistic = "share of sampled tokens outside the declared support"
+        return _skip(trial, "G-support", "support_outside", statistic, "fraction", skipped)
 
     def outside(arm: str) -> tuple[int, int]:
         return int(np.nansum(table.values(arm, "support_outside"))), int(
@@ -638,24 +646,23 @@ def applicable(table: ScoreTable) -> dict[str, GateJudge]:
 def evaluate_gates(
     table: ScoreTable, floor: Floor, served: Mapping[int, Sequence[str]], dtype: Dtype, options: TextGates
 ) -> list[Gate]:
-    """All gates of a run: every one for each pass of instance 0, coverage and structure for the other instances too.
+    """All gates of a run: every one for each pass of each instance, so that no instance is only a witness.
 
     Args:
         served: instance -> its arms, of instances that came up.
     """
-    drafts: list[Draft] = []
-    confirms = {arm: confirming_arm(arm, served) for arm in served.get(0, ())}
-    for instance, arms in sorted(served.items()):
-        judges = applicable(table) if instance == 0 else ALWAYS
-        for arm in arms:
-            trial = Trial(table, arm, floor, options, dtype, confirms.get(arm))
-            drafts.extend(judge(trial) for judge in judges.values())
+    confirms = {
+        arm: confirming_arm(arm, [other for key in sorted(served) if key != instance for other in served[key]])
+        for instance, arms in sorted(served.items())
+        for arm in arms
+    }
+    trials = [Trial(table, arm, floor, options, dtype, other) for arm, other in confirms.items()]
+    drafts = [judge(trial) for trial in trials for judge in applicable(table).values()]
     return settle(drafts, options, confirms)
 
 
-def confirming_arm(arm: str, served: Mapping[int, Sequence[str]]) -> str | None:
-    """The pass of instance 1 that confirms `arm`: the one of the same name, else its first."""
-    others = served.get(1, ())
+def confirming_arm(arm: str, others: Sequence[str]) -> str | None:
+    """Of the passes `others` of other instances, the one that confirms `arm`: that of the same name, else the first."""
     name = arm.split("_", 2)[-1]
     return next((other for other in others if other.split("_", 2)[-1] == name), others[0] if others else None)
 
@@ -739,14 +746,39 @@ def _test(
     )
 
 
+def _skip(trial: Trial, gate: str, metric: str, statistic: str, unit: str, why: Caveat) -> Draft:
+    return Draft(
+        gate=_gate(
+            gate,
+            trial,
+            metric=metric,
+            required=False,
+            status=Status.SKIPPED_OPTIONAL,
+            statistic=statistic,
+            value=None,
+            unit=unit,
+            caveats=[why],
+            detail=why.detail,
+        )
+    )
+
+
 def _noisy(noisy: bool) -> str | None:
     return f"floor too noisy: {CAP_RULE}" if noisy else None
 
 
 def _unjudged(trial: Trial, metric: str, too_short: bool = False) -> str | None:
     # A trend needs two tokens: an item that has a margin and no trend is short, not without evidence.
-    count = trial.unjudged("margin_max" if too_short else metric)
-    return f"{count} responses returned only lossy text (E3): their tokens cannot be judged" if count else None
+    wanted = "margin_max" if too_short else metric
+    lacking = trial.unjudged(wanted)
+    parsed = lacking & (trial.table.values(trial.arm, "evidence") >= LEVELS.index("E3"))
+    if parsed.any():
+        return f"{int(parsed.sum())} responses returned only lossy text (E3): their tokens cannot be judged"
+    if (lacking & trial.lossy()).any():
+        return (
+            f"{int(trial.lossy().sum())} items of the reference itself do not survive encoding: too many to leave out"
+        )
+    return f"{int(lacking.sum())} responses have no {wanted}" if lacking.any() else None
 
 
 def _first(*reasons: str | None) -> str | None:

@@ -16,6 +16,8 @@ import numpy as np
 from assay.records import ResponseStatus
 from assay.tokens import TokenBlock
 
+Responses = dict[str, dict[str, Any]]  # item_id -> its row
+
 
 @dataclass(frozen=True)
 class Control:
@@ -24,7 +26,7 @@ class Control:
     name: str
     gates: tuple[str, ...]
     tokens: Callable[[TokenBlock], TokenBlock] | None = None
-    response: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    responses: Callable[[Responses], Responses] | None = None
 
 
 def second_best(block: TokenBlock, share: float, late: bool = False) -> TokenBlock:
@@ -63,21 +65,27 @@ def outside_support(block: TokenBlock) -> TokenBlock:
     return replace(block, in_support=block.in_support & ~hit, lp_asked=np.where(hit, -np.inf, block.lp_asked))
 
 
-def extra_prompt_token(row: dict[str, Any]) -> dict[str, Any]:
-    """A prompt one token longer than the reference's: a doubled BOS."""
-    ids = row["prompt_token_ids"]
-    return row | {"prompt_tokens": row["prompt_tokens"] + 1, "prompt_token_ids": [ids[0], *ids]}
+def extra_prompt_token(rows: Responses) -> Responses:
+    """Prompts one token longer than the reference's: a doubled BOS."""
+
+    def doubled(row: dict[str, Any]) -> dict[str, Any]:
+        ids = row["prompt_token_ids"]
+        return row | {"prompt_tokens": row["prompt_tokens"] + 1, "prompt_token_ids": [ids[0], *ids]}
+
+    return {key: doubled(row) for key, row in rows.items()}
 
 
-def unanswered(row: dict[str, Any]) -> dict[str, Any]:
-    """HTTP 500 on about one request in eight."""
-    failed = int(hashlib.sha256(row["item_id"].encode()).hexdigest(), 16) % 8 == 0
-    return row | {"status": ResponseStatus.HTTP_ERROR} if failed else row
+def unanswered(rows: Responses) -> Responses:
+    """HTTP 500 on one request in eight, and on one at least, chosen by hash."""
+    ranked = sorted(rows, key=lambda key: hashlib.sha256(key.encode()).digest())
+    failed = ranked[: max(1, len(ranked) // 8)]
+    return rows | {key: rows[key] | {"status": ResponseStatus.HTTP_ERROR} for key in failed}
 
 
-def wrong_number(row: dict[str, Any]) -> dict[str, Any]:
-    """Every digit of the answer moved up by one: a needle that was not found."""
-    return row | {"text": row["text"].translate(str.maketrans("0123456789", "1234567890"))}
+def wrong_number(rows: Responses) -> Responses:
+    """Every digit of every answer moved up by one: a needle that was not found."""
+    shift = str.maketrans("0123456789", "1234567890")
+    return {key: row | {"text": row["text"].translate(shift)} for key, row in rows.items()}
 
 
 def _chance(block: TokenBlock, salt: str) -> np.ndarray:
@@ -89,12 +97,12 @@ def _chance(block: TokenBlock, salt: str) -> np.ndarray:
 
 
 CONTROLS = (
-    Control("unanswered", ("G-coverage",), response=unanswered),
-    Control("extra_prompt_token", ("G-struct",), response=extra_prompt_token),
+    Control("unanswered", ("G-coverage",), responses=unanswered),
+    Control("extra_prompt_token", ("G-struct",), responses=extra_prompt_token),
     Control("second_best", ("G-hard", "G-soft", "G-mean"), tokens=lambda block: second_best(block, 0.05)),
     Control("second_best_late", ("G-trend",), tokens=lambda block: second_best(block, 0.3, late=True)),
     Control("shifted_logprobs", ("G-logprob", "G-KL"), tokens=shift_logprobs),
-    Control("wrong_number", ("G-needle",), response=wrong_number),
+    Control("wrong_number", ("G-needle",), responses=wrong_number),
     Control("always_first", ("G-surprisal",), tokens=always_first),
     Control("outside_support", ("G-support",), tokens=outside_support),
 )

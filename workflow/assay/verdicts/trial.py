@@ -11,13 +11,14 @@ import numpy as np
 
 from assay.config import Dtype, TextGates
 from assay.metrics import stats, text
-from assay.records import Status
+from assay.records import JUDGE, Status
 from assay.verdicts.model import Caveat, Confirm, FloorSummary, Gate, WorstItem
 from assay.verdicts.scoretable import Floats, Mask, ScoreTable, State
 
 SHOWN_ITEMS = 5
 MIN_ARMS = 2  # distinct floor arms below which a floor is no distribution
 MIN_FLOOR_EXCEEDANCES = 10  # tau_soft is at least this order statistic of the floor
+MAX_LOSSY = 0.1  # share of greedy items that may be left out because text does not encode to the ids it came from
 SOFT_TAIL = 2e-4  # share of floor tokens above tau_soft
 
 
@@ -146,12 +147,18 @@ class Trial:
         """Whether any response of an arm has a value of this metric."""
         return bool((self.table.states(arm, metric) == State.OK).any())
 
-    def unjudged(self, metric: str) -> int:
-        """Answered items that should have this metric and whose evidence does not allow it."""
+    def lossy(self) -> Mask:
+        """Items left without margins in every arm, because the reference's own text does not encode to its ids."""
+        return self.table.values(JUDGE, "lossy_text") == 1
+
+    def unjudged(self, metric: str) -> Mask:
+        """Answered items that should have this metric and whose evidence does not allow it; few `lossy` ones aside."""
+        lossy = self.lossy()
+        few = lossy.sum() <= MAX_LOSSY * self.table.has("margin_max").sum()
         lacking = self.table.has(metric) & ~self.failed(self.arm) & np.isnan(self.table.values(self.arm, metric))
         if not self.planned:
             lacking &= self.table.states(self.arm, metric) != State.ABSENT
-        return int(lacking.sum())
+        return lacking & ~lossy if few else lacking
 
     def matrix(self, arm: str, metric: str) -> Floats:
         """float64 [items, 1 + J]: `arm`, then the effective floor arms; only items all of them have.
@@ -221,7 +228,7 @@ def settle(drafts: Sequence[Draft], options: TextGates, confirms: Mapping[str, s
 def _settle(draft: Draft, options: TextGates, p_holm: float | None, confirms: Mapping[str, str | None]) -> Gate:
     gate = draft.gate
     test = gate.test.model_copy(update={"p_holm": p_holm}) if gate.test and p_holm is not None else gate.test
-    status, confirm, caveats, detail = gate.status, gate.confirm, list(gate.caveats), gate.detail
+    status, confirm, detail, blocked = gate.status, gate.confirm, gate.detail, draft.blocked
     significant = (
         draft.effect
         and draft.p is not None
@@ -239,14 +246,12 @@ def _settle(draft: Draft, options: TextGates, p_holm: float | None, confirms: Ma
         if p is None or p < options.alpha_confirm:
             status = Status.FAIL
         else:
-            caveats.append(caveat("not_reproduced", gate.id, f"{arm} has p = {p:.3g} in the same gate"))
-    if status is not Status.FAIL and draft.blocked:
-        status, detail = Status.INCONCLUSIVE, f"{detail}; {draft.blocked}" if detail else draft.blocked
-    elif status is Status.PASS and caveats:
+            blocked = f"significant on {gate.arm}, not on {arm} (p = {p:.3g}): the instances differ"
+    if status is not Status.FAIL and blocked:
+        status, detail = Status.INCONCLUSIVE, f"{detail}; {blocked}" if detail else blocked
+    elif status is Status.PASS and gate.caveats:
         status = Status.PASS_WITH_CAVEAT
-    return gate.model_copy(
-        update={"status": status, "test": test, "confirm": confirm, "caveats": caveats, "detail": detail}
-    )
+    return gate.model_copy(update={"status": status, "test": test, "confirm": confirm, "detail": detail})
 
 
 def caveat(code: str, gate: str, detail: str) -> Caveat:
