@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ def sha256_file(path: str | Path) -> str:
     """SHA-256 (hex) of a file's bytes."""
     with Path(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def sha256_weights(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) that names a model: of the paths and hashes of the files in its source's `manifest.json`."""
+    return sha256_json({path: file["sha256"] for path, file in manifest["files"].items()})
 
 
 def sha256_lines(digests: Iterable[str]) -> str:

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from assay import store
+from assay.canonical import sha256_weights
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import JUDGE, Evidence, ResponseStatus
 from assay.references.causal_lm import CausalLM, Forced, Prompt, arm_settings
 from assay.samples.lock import load_set
+from assay.sources.manifest import MANIFEST
 
 ITEMS_PER_ROW_GROUP = 64
 
@@ -43,7 +45,7 @@ def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: 
     encoding and decoding.
 
     Args:
-        model_dir: weights and tokenizer in transformers layout.
+        model_dir: weights and tokenizer in transformers layout, with their source's manifest.
         dtype: precision of the judge.
         items_paths: `items` tables of the sample sets the responses answer.
         responses_path: `responses` table of a server instance or of a reference arm.
@@ -55,8 +57,9 @@ def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: 
     by_item: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in store.read_rows(responses_path, "responses"):
         by_item[row["item_id"]].append(row)
-    options = {"settings": asdict(model.settings)}
-    inputs = [*items_paths, responses_path]
+    manifest = model_dir / MANIFEST
+    options = {"settings": asdict(model.settings), "weights_sha256": sha256_weights(store.read_json(manifest))}
+    inputs = [manifest, *items_paths, responses_path]
     with (
         store.table_writer(output, "tokens", provenance("judge", inputs, options)) as writer,
         progress("items judged", len(by_item)) as advance,

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from assay import store
-from assay.canonical import sha256_text
+from assay.canonical import sha256_text, sha256_weights
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import Evidence, ResponseStatus
 from assay.references.causal_lm import CausalLM, Generation, Prompt, arm_settings
 from assay.samples.lock import load_set
+from assay.sources.manifest import MANIFEST
 
 
 def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path) -> None:
     """Generate every item of a sample set with one reference arm and write a `responses` table.
 
     Args:
-        model_dir: weights and tokenizer in transformers layout.
+        model_dir: weights and tokenizer in transformers layout, with their source's manifest.
         items_path: `items` table of one sample set.
         arm: `judge` or `<dtype>-<change>`.
         judge_dtype: dtype of the arm called `judge`.
@@ -38,10 +39,11 @@ def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, out
             )
             advance()
     special = {"eos_ids": sorted(model.eos_ids), "bos_id": model.tokenizer.bos_token_id}
-    options = {"arm": arm, "settings": asdict(settings), **special}
-    store.write_table(
-        output, "responses", store.table_from_rows("responses", rows), provenance("reference", [items_path], options)
-    )
+    manifest = model_dir / MANIFEST
+    weights = {"weights_sha256": sha256_weights(store.read_json(manifest))}
+    options = {"arm": arm, "settings": asdict(settings), **weights, **special}
+    record = provenance("reference", [manifest, items_path], options)
+    store.write_table(output, "responses", store.table_from_rows("responses", rows), record)
 
 
 def _row(model: CausalLM, prompt: Prompt, done: Generation) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class RunFiles:
 
     sets: list[Path]
     responses: list[Path]
+    tokens: list[Path]
     identities: list[Path]
     cleanups: list[Path]
     scores: Path
@@ -45,10 +46,18 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
     plan = store.run_options(files.responses)
     items = sorted(row["item_id"] for path in files.sets for row in load_set(path))
     rows = [row for path in files.responses for row in store.read_rows(path, "responses", _COLUMNS)]
-    inputs = [*files.sets, *files.responses, *files.identities, *files.cleanups, files.scores, files.floor]
+    inputs = [
+        *files.sets,
+        *files.responses,
+        *files.tokens,
+        *files.identities,
+        *files.cleanups,
+        files.scores,
+        files.floor,
+    ]
     gates: TextGates = parse(TextGates, dict(options), "gate options")
     facts = RunFacts(
-        config=_config_info(plan),
+        config=_config_info(plan, store.read_provenance(files.tokens[0])["options"]),
         dtype=plan["dtype"],
         instances=tuple(
             Instance.measured(store.read_json(identity), store.read_json(cleanup), _arms(number, passes))
@@ -94,7 +103,7 @@ def _tool() -> Tool:
     return Tool(version=assay.__version__, commit=state.commit, dirty=state.dirty)
 
 
-def _config_info(plan: Mapping[str, Any]) -> ConfigInfo:
+def _config_info(plan: Mapping[str, Any], judged: Mapping[str, Any]) -> ConfigInfo:
     return ConfigInfo(
         name=plan["config"],
         family=plan["family"],
@@ -104,6 +113,8 @@ def _config_info(plan: Mapping[str, Any]) -> ConfigInfo:
         dtype=plan["dtype"],
         tier=plan["tier"],
         fault=plan["fault"],
+        weights_sha256=plan["model"]["weights_sha256"],
+        judge_weights_sha256=judged["weights_sha256"],
     )
 
 

@@ -144,6 +144,7 @@ def verdict_inputs(wildcards):
         "scores": f"results/scores/{wildcards.config}.parquet",
         "floor": f"results/floors/{wildcards.config}.parquet",
         "responses": instance_files("results/outputs", ".parquet")(wildcards),
+        "tokens": instance_files("results/judged", ".parquet")(wildcards),
         "identities": instance_files("results/outputs", ".identity.json")(wildcards),
         "cleanups": instance_files("results/outputs", ".cleanup.json")(wildcards),
         "sets": sets_of(wildcards),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import assay
-from assay.canonical import sha256_json
+from assay.canonical import sha256_json, sha256_weights
 from assay.config import FAULT_SEPARATOR, PROJECT, Arm, Config, Family
 from assay.errors import ConfigError
 from assay.fingerprint import fingerprint
@@ -161,8 +161,7 @@ def complete_plan(plan: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
     """`plan` with the digest of the weights it serves, from the `manifest.json` of their source."""
     if plan["unsupported"] is not None or manifest is None:
         return dict(plan)
-    files = {path: file["sha256"] for path, file in manifest["files"].items()}
-    return _sealed(effective_options(plan) | {"model": plan["model"] | {"weights_sha256": sha256_json(files)}})
+    return _sealed(effective_options(plan) | {"model": plan["model"] | {"weights_sha256": sha256_weights(manifest)}})
 
 
 def _model(family: Family, arm: Arm) -> dict[str, Any]:

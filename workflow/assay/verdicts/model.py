@@ -42,6 +42,8 @@ class ConfigInfo(Strict):
     dtype: str | None = None
     tier: str | None = None
     fault: str | None = None
+    weights_sha256: str | None = Field(default=None, description="Of the files of the model that was served")
+    judge_weights_sha256: str | None = Field(default=None, description="Of the files of the model that judged")
 
 
 class Claim(Strict):
