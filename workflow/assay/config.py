@@ -164,7 +164,6 @@ class ClientSpec(Strict):
     logprobs: bool = Field(description="Whether to ask for logprobs and top_logprobs")
     top_logprobs: int = Field(default=20, ge=0, le=20)
     extra_body: dict[str, Any] = Field(default={}, description="Engine-specific request fields")
-    ignores: list[str] = Field(default=[], description="Request fields this engine is known to drop silently")
     timeout_s: float = Field(default=600, gt=0)
 
 

@@ -65,7 +65,6 @@ class Flag(StrEnum):
     UNDEFINED = "undefined"  # value is null
     NONFINITE = "nonfinite"  # value is null
     MISSING_AS_WORST = "missing_as_worst"  # no scorable response: counted as the worst case
-    CENSORED = "censored"  # the true value is at least this
 
 
 _dictionary = pa.dictionary(pa.int32(), pa.string())

@@ -24,7 +24,7 @@ class State(IntEnum):
     """What stands at one item, arm and metric."""
 
     ABSENT = 0
-    OK = 1  # also a censored value, which is a lower bound
+    OK = 1
     UNDEFINED = 2
     NONFINITE = 3
     MISSING_AS_WORST = 4
@@ -32,7 +32,6 @@ class State(IntEnum):
 
 _STATES = {
     Flag.OK: State.OK,
-    Flag.CENSORED: State.OK,
     Flag.UNDEFINED: State.UNDEFINED,
     Flag.NONFINITE: State.NONFINITE,
     Flag.MISSING_AS_WORST: State.MISSING_AS_WORST,
