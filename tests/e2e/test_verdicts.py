@@ -95,4 +95,8 @@ def test_the_gate_stops_on_a_fail_and_lets_a_caveat_through(workspace):
     assert check([folder / "smollm2_135m.json"]) == []
     (line,) = check([folder / "smollm2_135m.json", folder / "smollm2_135m_cyllama.json"])
     assert line.startswith("smollm2_135m_cyllama: FAIL")
+    both = [folder / "smollm2_135m.json", folder / "smollm2_135m_cyllama.json"]
+    assert check(both, known_wrong=["smollm2_135m_cyllama"]) == []
+    (line,) = check(both, known_wrong=["smollm2_135m", "smollm2_135m_cyllama"])
+    assert line.startswith("smollm2_135m: PASS_WITH_CAVEAT, though it is known to be wrong")
     assert check([folder / "smollm2_135m.json"], allowed_caveats=set())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
@@ -55,12 +55,15 @@ def _test_case(verdict: Verdict) -> TestCase:
     return case
 
 
-def check(paths: Iterable[str | Path], allowed_caveats: set[str] | None = None) -> list[str]:
+def check(
+    paths: Iterable[str | Path], allowed_caveats: set[str] | None = None, known_wrong: Collection[str] = ()
+) -> list[str]:
     """One line for every verdict that does not pass. UNSUPPORTED configs are listed in JUnit and stop nothing.
 
     Args:
         paths: verdict files; none at all is an error, never a pass.
         allowed_caveats: caveat codes that are accepted; None accepts every caveat.
+        known_wrong: configs that must FAIL: arms that are wrong and kept to show that it is seen.
 
     Raises:
         AssayError: there is no verdict, or nothing but unsupported ones.
@@ -71,6 +74,10 @@ def check(paths: Iterable[str | Path], allowed_caveats: set[str] | None = None) 
         raise AssayError("no verdict on any supported config: nothing was checked, so nothing passes")
     lines = []
     for item in supported:
+        if item.config.name in known_wrong:
+            if item.verdict is not Status.FAIL:
+                lines.append(f"{item.config.name}: {item.verdict}, though it is known to be wrong: {item.reason}")
+            continue
         refused = {caveat.code for caveat in item.caveats} - (allowed_caveats or set())
         if item.verdict is Status.PASS_WITH_CAVEAT and allowed_caveats is not None and refused:
             lines.append(f"{item.config.name}: caveats not accepted: {', '.join(sorted(refused))}")

@@ -31,6 +31,11 @@ def all_verdicts(wildcards):
     return [f"results/verdicts/{name}.json" for name in names]
 
 
+def known_wrong():
+    """Configs that must FAIL."""
+    return sorted(name for name, entry in CONFIG.configs.items() if getattr(entry, "known_wrong", None))
+
+
 def code(stage):
     """Digest of the code that a stage runs, for its params."""
     return fingerprint(f"workflow/scripts/{stage}.py")

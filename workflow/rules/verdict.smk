@@ -47,6 +47,7 @@ rule gate:
         runtime=1,
     params:
         accepted_caveats=CONFIG.settings.accepted_caveats,
+        known_wrong=known_wrong(),
         code=code("gate"),
     script:
         "../scripts/gate.py"
