@@ -166,5 +166,6 @@ def test_the_configured_faults_are_the_ones_the_server_has():
     configured = [parse(Fault, value, f"faults.yaml: {name}") for name, value in content.items()]
     for entry in configured:
         plant(entry.argument)  # raises on an unknown name or a wrong value
-        assert entry.gates or entry.note, "a fault that no gate catches says why"
+        assert entry.benign or entry.gates or entry.note, "a fault that no gate catches says why"
+        assert not (entry.benign and entry.gates), "a benign change fails no gate"
     assert {entry.argument.partition("=")[0] for entry in configured} == set(FAULTS)

@@ -210,7 +210,9 @@ def test_an_interrupted_fetch_leaves_nothing_to_mistake_for_a_source(
     tmp_path: Path, signal_number: signal.Signals
 ) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from assay.sources.manifest import staged_directory\n"
+        # A shell's background job ignores SIGINT, and so does all that it starts.
+        "import signal, sys, time; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from pathlib import Path; from assay.sources.manifest import staged_directory\n"
         "with staged_directory(Path(sys.argv[1])) as directory:\n"
         "    (directory / 'half').write_text('half'); print('ready', flush=True); time.sleep(60)\n"
     )
