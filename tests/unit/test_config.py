@@ -110,6 +110,11 @@ def test_every_gate_can_be_named_by_a_fault():
     assert get_args(config.GateName) == tuple(GATES)
 
 
+def test_a_caveat_code_that_does_not_exist_cannot_be_accepted(folder):
+    with pytest.raises(ConfigError, match=r"accepted_caveats\.0: .*'retokenised'.*\(found 'retokenized'\)"):
+        config.load({"site": "embedded", "accepted_caveats": ["retokenized"]}, folder)
+
+
 def test_an_unknown_key_in_the_settings_is_an_error(folder):
     with pytest.raises(ConfigError, match="unknown key 'sites'"):
         config.load({"site": "embedded", "sites": "x"}, folder)

@@ -184,6 +184,13 @@ def test_one_instance_is_a_caveat():
     assert [caveat.code for caveat in verdict.caveats] == ["single_instance"]
 
 
+def test_requests_that_needed_a_second_attempt_are_counted_and_a_caveat():
+    verdict = judge(World(), retried=2)
+    assert verdict.coverage.retried == 2
+    assert [caveat.code for caveat in verdict.caveats] == ["retried"]
+    assert "2 of 96 requests" in verdict.caveats[0].detail
+
+
 # --- controls ---
 
 

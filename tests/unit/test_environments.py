@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from wheels import make_wheel
 
-from assay.environments import build_environment, environment_python, installed, read_lock
+from assay.environments import build_environment, installed, python_in, read_lock
 from assay.errors import SourceError
 
 
@@ -39,24 +39,14 @@ def test_an_environment_holds_its_lock_and_nothing_else(index: Path, tmp_path: P
     written = json.loads((tmp_path / "envs" / "it" / "manifest.json").read_text())
     assert written["lock_sha256"] == manifest.lock_sha256
     assert written["python"] == ".".join(map(str, sys.version_info[:3]))
-    python = environment_python("it", tmp_path / "envs")
+    python = python_in(tmp_path / "envs" / "it")
     where = subprocess.run([python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True)
     assert where.stdout.strip() == str(tmp_path / "envs" / "it")
-
-
-def test_the_project_environment_is_the_interpreter_that_runs_us() -> None:
-    assert environment_python("project") == Path(sys.executable)
 
 
 def test_a_local_build_satisfies_the_version_it_is_of(index: Path, tmp_path: Path) -> None:
     manifest = build_environment("it", lock(tmp_path, "tiny==2.0\n"), tmp_path / "it")
     assert manifest.distributions == {"tiny": "2.0+local"}
-
-
-def test_an_environment_that_is_not_built_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "it" / "bin").mkdir(parents=True)  # half built: no manifest
-    with pytest.raises(SourceError, match="environment 'it' is not built"):
-        environment_python("it", tmp_path)
 
 
 def test_a_half_built_environment_is_removed_and_rebuilt(index: Path, tmp_path: Path) -> None:

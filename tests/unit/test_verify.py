@@ -16,7 +16,7 @@ def written(tmp_path):
     world = World(needles=4)
     world.control("noise", "G-logprob", noise=0.5)
     world.arms["served_0_load"].fail(2)
-    return write(tmp_path, world, failures={("served_0_load", "item-000002"): "HTTP 500"})
+    return write(tmp_path, world, failures={("served_0_load", "item-000002"): "HTTP 500"}, retried=1)
 
 
 def write(folder, world, **facts):

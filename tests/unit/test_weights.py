@@ -1,18 +1,24 @@
 """Whose weights a result was made with is part of it, from the reference to the verdict."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import tiny
 from sets import item, write_locked_set
 
 from assay.canonical import sha256_file, sha256_weights
-from assay.config import load, read_yaml
+from assay.config import LocalSource, load, read_yaml
 from assay.engines.plan import complete_plan, serve_plan
+from assay.errors import SampleError, SourceError
+from assay.generate import Outputs, generate
 from assay.judge import judge
 from assay.reference import reference
-from assay.store import read_provenance, write_json
+from assay.sources.manifest import MANIFEST, make_manifest, write_manifest
+from assay.store import read_json, read_provenance, write_json
 from assay.verdict import _config_info
 
-MANIFEST = {"files": {"model.safetensors": {"sha256": "aa", "bytes": 1}}}
+OTHER = {"files": {"model.safetensors": {"sha256": "aa", "bytes": 1}}}
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +26,12 @@ def made(tmp_path_factory):
     """Manifest, and the tables that the reference and the judge make of one item with a tiny model."""
     folder = tmp_path_factory.mktemp("weights")
     model = tiny.build(folder / "model")
-    write_json(model / "manifest.json", MANIFEST)
+    pin = LocalSource(kind="local", path="$NOWHERE", files={"config.json": "0" * 64}, licence="none")
+    write_manifest(make_manifest("tiny", pin, model), model)
     write_locked_set(folder / "set.parquet", [item("a", {"prompt": "Hi", "max_tokens": 2, "temperature": 0})])
     reference(model, folder / "set.parquet", "judge", "float32", folder / "responses.parquet")
     judge(model, "float32", [folder / "set.parquet"], folder / "responses.parquet", folder / "tokens.parquet")
-    return model / "manifest.json", folder / "responses.parquet", folder / "tokens.parquet"
+    return model / MANIFEST, folder / "responses.parquet", folder / "tokens.parquet"
 
 
 def test_reference_and_judge_name_the_manifest_and_the_digest_of_their_weights(made):
@@ -32,14 +39,14 @@ def test_reference_and_judge_name_the_manifest_and_the_digest_of_their_weights(m
     for table in tables:
         record = read_provenance(table)
         assert record["inputs"][str(manifest)] == sha256_file(manifest)
-        assert record["options"]["weights_sha256"] == sha256_weights(MANIFEST)
+        assert record["options"]["weights_sha256"] == sha256_weights(read_json(manifest))
 
 
 def test_the_digest_follows_the_files_and_no_other_word_of_the_manifest():
-    assert sha256_weights(MANIFEST | {"licence": "x"}) == sha256_weights(MANIFEST)
+    assert sha256_weights(OTHER | {"licence": "x"}) == sha256_weights(OTHER)
     changed = {"files": {"model.safetensors": {"sha256": "ab", "bytes": 1}}}
     renamed = {"files": {"other.safetensors": {"sha256": "aa", "bytes": 1}}}
-    assert len({sha256_weights(manifest) for manifest in (MANIFEST, changed, renamed)}) == 3
+    assert len({sha256_weights(manifest) for manifest in (OTHER, changed, renamed)}) == 3
 
 
 def test_a_verdict_names_the_weights_that_were_served_and_those_that_judged(made, pytestconfig):
@@ -47,4 +54,35 @@ def test_a_verdict_names_the_weights_that_were_served_and_those_that_judged(made
     served = {"files": {"model.gguf": {"sha256": "bb", "bytes": 1}}}
     plan = complete_plan(serve_plan(load(read_yaml(folder / "config.yaml"), folder), "smollm2_135m_cyllama"), served)
     info = _config_info(plan, read_provenance(made[2])["options"])
-    assert (info.weights_sha256, info.judge_weights_sha256) == (sha256_weights(served), sha256_weights(MANIFEST))
+    assert (info.weights_sha256, info.judge_weights_sha256) == (
+        sha256_weights(served),
+        sha256_weights(read_json(made[0])),
+    )
+
+
+def test_weights_that_changed_since_the_fetch_are_neither_judged_with_nor_served(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "model"
+    shutil.copytree(made[0].parent, model)
+    plan = {"unsupported": None, "model": {"directory": "model", "weights_sha256": sha256_weights(read_json(made[0]))}}
+    write_json("plan.json", plan)
+    nothing = Path("none.parquet")
+    outputs = Outputs(*(tmp_path / "out" / name for name in ("r.parquet", "identity.json", "cleanup.json", "log")))
+    with pytest.raises(SampleError, match="none"):  # its clean twin: the weights are right, the sample set is not there
+        generate(Path("plan.json"), [nothing], 0, outputs)
+    with (model / "config.json").open("a") as file:
+        file.write(" ")
+    for use in (
+        lambda: reference(model, nothing, "judge", "float32", tmp_path / "out.parquet"),
+        lambda: judge(model, "float32", [nothing], nothing, tmp_path / "out.parquet"),
+        lambda: generate(Path("plan.json"), [nothing], 0, outputs),
+    ):
+        with pytest.raises(SourceError, match=r"config\.json is not what was fetched"):
+            use()
+    fetched_anew = make_manifest(
+        "tiny", LocalSource(kind="local", path="$X", files={"a": "0" * 64}, licence="x"), model
+    )
+    write_manifest(fetched_anew, model)
+    with pytest.raises(SourceError, match="the plan names"):
+        generate(Path("plan.json"), [nothing], 0, outputs)
+    assert not (tmp_path / "out").exists()

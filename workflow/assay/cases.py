@@ -103,11 +103,6 @@ def run_case(case: Any, where: str) -> CaseResult:
     return CaseResult(case["id"], "ok" if agrees else "WRONG", got, expected)
 
 
-def count_outcomes(results: list[CaseResult]) -> dict[str, int]:
-    """How many cases are ok, WRONG and not covered."""
-    return {outcome: sum(entry.outcome == outcome for entry in results) for outcome in ("ok", "WRONG", "not covered")}
-
-
 def _decode(value: Any) -> Any:
     """JSON with the strings 'inf', '-inf' and 'nan' as the numbers they stand for."""
     if isinstance(value, dict):

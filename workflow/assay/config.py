@@ -43,6 +43,22 @@ GateName = Literal[
     "G-surprisal",
     "G-support",
 ]
+CaveatCode = Literal[
+    "killed",
+    "logprobs_missing",
+    "logprobs_processed",
+    "lossy_items",
+    "needles_lost",
+    "no_solved_needles",
+    "not_reproduced",
+    "prompt_unchecked",
+    "retokenised",
+    "retried",
+    "sampled_not_judged",
+    "self_consistency_only",
+    "single_instance",
+    "small_but_real",
+]
 FAULT_SEPARATOR = "+"
 PROJECT = "project"  # the environment that the workflow itself runs in
 
@@ -318,7 +334,9 @@ class Settings(Strict):
 
     site: Name
     concurrency: int | None = Field(default=None, ge=1, description="Override of the concurrency under load")
-    accepted_caveats: list[str] | None = Field(default=None, description="Caveat codes `gate` accepts; null: all")
+    accepted_caveats: list[CaveatCode] | None = Field(
+        default=None, description="Caveat codes `gate` accepts; null: all"
+    )
     rescore: bool = Field(default=False, description="Read run options from recorded plans (profiles/rescore)")
 
 

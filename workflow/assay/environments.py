@@ -15,7 +15,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from assay.canonical import sha256_file
-from assay.config import PROJECT
 from assay.errors import SourceError
 from assay.sources.pypi import decisive_line
 
@@ -62,20 +61,6 @@ def build_environment(name: str, lock_path: str | Path, destination: str | Path)
     text = json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"
     (destination / MANIFEST).write_text(text, encoding="utf-8")
     return manifest
-
-
-def environment_python(name: str, folder: str | Path = "resources/environments") -> Path:
-    """The interpreter of environment `name`; 'project' is the one that runs us.
-
-    Raises:
-        SourceError: the environment has not been built.
-    """
-    if name == PROJECT:
-        return Path(sys.executable)
-    directory = Path(folder) / name
-    if not (directory / MANIFEST).is_file():
-        raise SourceError(f"environment '{name}' is not built ({directory / MANIFEST} is missing); build it first")
-    return python_in(directory).absolute()
 
 
 def python_in(directory: Path) -> Path:

@@ -19,11 +19,12 @@ from assay.config import ClientSpec
 from assay.engines.identity import Identity, changed, measure
 from assay.engines.plan import effective_options, server_environment
 from assay.engines.process import POLL_S, Cleanup, Death, Launch, Probe, Server, StartFailure, serve
-from assay.errors import ServerError, StoreError
+from assay.errors import ServerError, SourceError, StoreError
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import ResponseStatus
 from assay.samples.lock import load_set
+from assay.sources.manifest import verify_weights
 from assay.store import read_json, table_from_rows, write_json, write_table
 
 log = logging.getLogger(__name__)
@@ -84,17 +85,31 @@ def generate(
 
     Raises:
         ServerError: the plan says the config is unsupported.
+        SourceError: the weights are not those of the plan; nothing was started.
         StoreError: a set cannot be read or a result not written; results of earlier runs stay.
         KeyboardInterrupt, SystemExit: interrupted; the server is stopped and `outputs.cleanup` written first.
     """
     plan = read_json(plan_path)
     if plan["unsupported"] is not None:
         raise ServerError(f"config '{plan['config']}' is unsupported and cannot be served: {plan['unsupported']}")
+    _check_weights(plan["model"])
     items = [item for path in set_paths for item in load_set(path)]
     run = _serve_and_send(plan, items, instance, outputs, send)
     record = provenance("generate", [plan_path, *set_paths], effective_options(plan)) | {"instance": instance}
     write_table(outputs.responses, "responses", table_from_rows("responses", run.rows), record)
     write_json(outputs.identity, _identity_record(plan, instance, run))
+
+
+def _check_weights(model: Mapping[str, Any]) -> None:
+    """Other weights than the plan's would be judged under its name."""
+    if model["weights_sha256"] is None:  # not fetched by us
+        return
+    found = verify_weights(model["directory"])
+    if found != model["weights_sha256"]:
+        raise SourceError(
+            f"{model['directory']} holds weights {found[:12]}, the plan names {model['weights_sha256'][:12]}; run "
+            "again, which makes the plan anew"
+        )
 
 
 def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outputs: Outputs, send: Send) -> _Run:

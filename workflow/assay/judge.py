@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from assay import store
-from assay.canonical import sha256_weights
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import JUDGE, Evidence, ResponseStatus
 from assay.references.causal_lm import CausalLM, Forced, Prompt, arm_settings
 from assay.samples.lock import load_set
-from assay.sources.manifest import MANIFEST
+from assay.sources.manifest import MANIFEST, verify_weights
 
 ITEMS_PER_ROW_GROUP = 64
 
@@ -45,12 +44,13 @@ def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: 
     encoding and decoding.
 
     Args:
-        model_dir: weights and tokenizer in transformers layout, with their source's manifest.
+        model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
         dtype: precision of the judge.
         items_paths: `items` tables of the sample sets the responses answer.
         responses_path: `responses` table of a server instance or of a reference arm.
         output: Parquet file to write; one row group per 64 items.
     """
+    weights_sha256 = verify_weights(model_dir)
     items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
     model = CausalLM(model_dir, arm_settings(JUDGE, dtype))
     special = np.array(sorted(model.tokenizer.all_special_ids))
@@ -58,7 +58,7 @@ def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: 
     for row in store.read_rows(responses_path, "responses"):
         by_item[row["item_id"]].append(row)
     manifest = model_dir / MANIFEST
-    options = {"settings": asdict(model.settings), "weights_sha256": sha256_weights(store.read_json(manifest))}
+    options = {"settings": asdict(model.settings), "weights_sha256": weights_sha256}
     inputs = [manifest, *items_paths, responses_path]
     with (
         store.table_writer(output, "tokens", provenance("judge", inputs, options)) as writer,

@@ -16,6 +16,7 @@ from assay.metrics.text import check_logprobs_close, rouge_l
 from assay.records import JUDGE, ResponseStatus, Status
 from assay.verdicts.model import Verdict
 
+_COLUMNS = ["item_id", "arm", "status", "text", "token_ids", "top_token_ids"]
 TOP_N = 5  # of vLLM's rule
 ROUGE_L_TOLERANCE = 0.95  # mean over items, below which a ROUGE-L gate is taken to fail
 
@@ -74,13 +75,12 @@ def _pairs(path: Path, verdict: Verdict) -> Iterator[tuple[dict[str, Any], dict[
     arm = verdict.instances[0].arms[-1]
     outputs = run.served(arm, "outputs")
     plan = store.read_provenance(outputs)["options"]
-    served = {row["item_id"]: row for row in store.read_rows(outputs, "responses") if row["arm"] == arm}
+    served = {row["item_id"]: row for row in store.read_rows(outputs, "responses", _COLUMNS) if row["arm"] == arm}
     scores = store.read_rows(run.scores, "scores", ["item_id", "arm", "metric"])
     greedy = {row["item_id"] for row in scores if row["arm"] == JUDGE and row["metric"] == "margin_max"}
     for name in plan["sets"]:
-        for judge in store.read_rows(
-            run.results / "reference" / plan["reference"]["model"] / name / f"{JUDGE}.parquet", "responses"
-        ):
+        path = run.results / "reference" / plan["reference"]["model"] / name / f"{JUDGE}.parquet"
+        for judge in store.read_rows(path, "responses", _COLUMNS):
             if judge["item_id"] in greedy:
                 yield served[judge["item_id"]], judge
 
@@ -94,6 +94,8 @@ def _same(served: dict[str, Any], judge: dict[str, Any]) -> bool:
 
 
 def _close(served: dict[str, Any], judge: dict[str, Any]) -> bool | None:
+    if served["status"] != ResponseStatus.OK:
+        return False
     if not served["top_token_ids"]:
         return None
     top = [[ids[:TOP_N] for ids in row["top_token_ids"]] for row in (judge, served)]
@@ -155,4 +157,4 @@ def _line(row: Row) -> str:
         rouge,
         row.note or "",
     ]
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

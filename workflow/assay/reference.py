@@ -8,25 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from assay import store
-from assay.canonical import sha256_text, sha256_weights
+from assay.canonical import sha256_text
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import Evidence, ResponseStatus
 from assay.references.causal_lm import CausalLM, Generation, Prompt, arm_settings
 from assay.samples.lock import load_set
-from assay.sources.manifest import MANIFEST
+from assay.sources.manifest import MANIFEST, verify_weights
 
 
 def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path) -> None:
     """Generate every item of a sample set with one reference arm and write a `responses` table.
 
     Args:
-        model_dir: weights and tokenizer in transformers layout, with their source's manifest.
+        model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
         items_path: `items` table of one sample set.
         arm: `judge` or `<dtype>-<change>`.
         judge_dtype: dtype of the arm called `judge`.
         output: Parquet file to write.
     """
+    weights_sha256 = verify_weights(model_dir)
     settings = arm_settings(arm, judge_dtype)
     items = {row["item_id"]: row for row in load_set(items_path)}
     model = CausalLM(model_dir, settings)
@@ -39,10 +40,8 @@ def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, out
             )
             advance()
     special = {"eos_ids": sorted(model.eos_ids), "bos_id": model.tokenizer.bos_token_id}
-    manifest = model_dir / MANIFEST
-    weights = {"weights_sha256": sha256_weights(store.read_json(manifest))}
-    options = {"arm": arm, "settings": asdict(settings), **weights, **special}
-    record = provenance("reference", [manifest, items_path], options)
+    options = {"arm": arm, "settings": asdict(settings), "weights_sha256": weights_sha256, **special}
+    record = provenance("reference", [model_dir / MANIFEST, items_path], options)
     store.write_table(output, "responses", store.table_from_rows("responses", rows), record)
 
 

@@ -73,6 +73,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
             for row in rows
             if row["status"] != ResponseStatus.OK
         },
+        retried=sum(row["status"] == ResponseStatus.OK and row["attempts"] > 1 for row in rows),
         determinism=_determinism(plan, rows),
     )
     return judge_run(
@@ -95,7 +96,7 @@ def verify(path: Path) -> list[Difference]:
     return verify_verdict(read_verdict(path), run.scores, run.floor)
 
 
-_COLUMNS = ["item_id", "arm", "status", "output_sha256", "error"]
+_COLUMNS = ["item_id", "arm", "status", "attempts", "output_sha256", "error"]
 
 
 def _tool() -> Tool:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.canonical import sha256_file
+from assay.canonical import sha256_file, sha256_weights
 from assay.config import Source
 from assay.errors import SourceError
 
@@ -74,18 +74,31 @@ def read_manifest(directory: str | Path) -> Manifest:
         raise SourceError(f"{path} is damaged; remove {directory} and fetch it again") from None
 
 
-def verify_manifest(directory: str | Path, source: Source | None = None) -> Manifest:
-    """The manifest of `directory`, after hashing every file again; with `source`, its pin must be the manifest's too.
+def verify_manifest(directory: str | Path) -> Manifest:
+    """The manifest of `directory`, after hashing every file again.
 
     Raises:
-        SourceError: a file is missing or changed, or the pin has moved since the fetch.
+        SourceError: a file is missing or changed since it was fetched.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
-    if source is not None and pin_of(source) != manifest.pin:
-        raise SourceError(f"{directory} was fetched from another pin than config/sources.yaml has now; fetch it again")
-    check_hashes(manifest.source, directory, {path: file.sha256 for path, file in manifest.files.items()})
+    for path, file in sorted(manifest.files.items()):
+        found = sha256_file(directory / path) if (directory / path).is_file() else "no file"
+        if found != file.sha256:
+            raise SourceError(
+                f"{directory / path} is not what was fetched: expected sha256 {file.sha256}, found {found}; "
+                f"remove {directory} and run again, which fetches it anew"
+            )
     return manifest
+
+
+def verify_weights(directory: str | Path) -> str:
+    """SHA-256 that names the model in `directory`, after hashing its files again: before every load of it.
+
+    Raises:
+        SourceError: a file is missing or changed since it was fetched.
+    """
+    return sha256_weights(asdict(verify_manifest(directory)))
 
 
 def check_hashes(name: str, directory: Path, expected: Mapping[str, str]) -> None:

@@ -43,7 +43,8 @@ class RunFacts:
     """What was planned and what is known about the servers: all that a verdict needs besides scores and floor.
 
     `controls` pairs a planted fault (arm `control_<fault>` of the scores) with a gate that must fail on it; `failures`
-    maps (arm, item_id) to why a response could not be scored; `problems` are reasons known before scoring why the
+    maps (arm, item_id) to why a response could not be scored; `retried` counts the requests that were answered at the
+    second attempt; `problems` are reasons known before scoring why the
     reference or the samples cannot be trusted.
     """
 
@@ -54,6 +55,7 @@ class RunFacts:
     controls: tuple[tuple[str, str], ...]
     options: TextGates
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    retried: int = 0
     determinism: Determinism | None = None
     problems: tuple[str, ...] = ()
 
@@ -92,7 +94,7 @@ def judge_run(
     """
     options = facts.options
     floor = cut_floor(table, margins, facts.floor_arms, facts.dtype, options)
-    coverage = cover(table, facts.all_arms, facts.failures)
+    coverage = cover(table, facts.all_arms, facts.failures, facts.retried)
     problems = [*facts.problems, *reference_problems(table, floor, facts.floor_arms, facts.all_arms)]
     gates: list[Gate] = []
     controls = Controls()
@@ -256,7 +258,7 @@ def decide(
     4. INCONCLUSIVE: a required gate that could not decide, or a bound above the `claim_rate` asked for.
     5. PASS_WITH_CAVEAT with any caveat (`reference` False: self-consistency only); else PASS.
     """
-    caveats = tuple(_caveats(gates, instances, reference))
+    caveats = tuple(_caveats(coverage, gates, instances, reference))
     control_errors = _control_errors(controls or Controls(), alpha)
     steps = [
         (Status.ERROR, ["no item was planned: an empty sample set is never a pass"] if not coverage.planned else []),
@@ -363,8 +365,11 @@ def _unproven(claim: Claim | None, rate: float | None) -> list[str]:
     return [f"{bound}; {needed} items without a bad one would"]
 
 
-def _caveats(gates: Sequence[Gate], instances: Sequence[Instance], reference: bool) -> list[Caveat]:
+def _caveats(coverage: Coverage, gates: Sequence[Gate], instances: Sequence[Instance], reference: bool) -> list[Caveat]:
     found = [caveat for gate in gates for caveat in gate.caveats]
+    if coverage.retried:
+        why = f"{coverage.retried} of {coverage.planned} requests were answered at the second attempt only"
+        found.append(Caveat(code="retried", detail=f"{why}, after a transport error"))
     if not reference:
         found.append(Caveat(code="self_consistency_only", detail="no reference: a deterministic fault stays unseen"))
     found += [

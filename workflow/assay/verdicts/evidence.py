@@ -14,7 +14,9 @@ JUDGE = "judge"
 LEVELS = ("E0", "E1", "E2", "E3", "none")
 
 
-def cover(table: ScoreTable, arms: Sequence[str], failures: Mapping[tuple[str, str], str]) -> Coverage:
+def cover(
+    table: ScoreTable, arms: Sequence[str], failures: Mapping[tuple[str, str], str], retried: int = 0
+) -> Coverage:
     """What became of every planned request of `arms`."""
     failed: list[Unscored] = []
     missing: list[Unscored] = []
@@ -26,7 +28,8 @@ def cover(table: ScoreTable, arms: Sequence[str], failures: Mapping[tuple[str, s
             reason = failures.get((arm, item), "no record" if absent else "no scorable response")
             (missing if absent else failed).append(Unscored(item_id=item, arm=arm, reason=reason))
     planned = len(table.items) * len(arms)
-    return Coverage(planned=planned, scored=planned - len(failed) - len(missing), failed=failed, missing=missing)
+    scored = planned - len(failed) - len(missing)
+    return Coverage(planned=planned, scored=scored, retried=retried, failed=failed, missing=missing)
 
 
 def summarise_evidence(table: ScoreTable, arms: Sequence[str]) -> EvidenceSummary:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
-from assay.config import TextGates
+from assay.config import CaveatCode, TextGates
 from assay.errors import StoreError
 from assay.records import Status
 
@@ -59,7 +59,7 @@ class Claim(Strict):
 class Caveat(Strict):
     """A limitation the reader must know of."""
 
-    code: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    code: CaveatCode
     detail: str
     gate: str | None = None
 
@@ -77,6 +77,7 @@ class Coverage(Strict):
 
     planned: Count
     scored: Count
+    retried: Count = Field(default=0, description="Of those, answered at the second attempt, after a transport error")
     failed: list[Unscored] = Field(default=[], description="Answered wrongly or not at all, and recorded as such")
     missing: list[Unscored] = Field(default=[], description="No record at all")
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from assay.config import Dtype, TextGates
+from assay.config import CaveatCode, Dtype, TextGates
 from assay.metrics import stats, text
 from assay.records import JUDGE, Status
 from assay.verdicts.model import Caveat, Confirm, FloorSummary, Gate, WorstItem
@@ -254,7 +254,7 @@ def _settle(draft: Draft, options: TextGates, p_holm: float | None, confirms: Ma
     return gate.model_copy(update={"status": status, "test": test, "confirm": confirm, "detail": detail})
 
 
-def caveat(code: str, gate: str, detail: str) -> Caveat:
+def caveat(code: CaveatCode, gate: str, detail: str) -> Caveat:
     return Caveat(code=code, detail=detail, gate=gate)
 
 

@@ -74,6 +74,7 @@ def recorded_facts(verdict: Verdict) -> RunFacts:
         controls=tuple((control.fault, control.gate) for control in verdict.controls.positive),
         options=verdict.options,
         failures={(entry.arm, entry.item_id): entry.reason for entry in unscored},
+        retried=verdict.coverage.retried,
         determinism=verdict.determinism,
         problems=tuple(verdict.reference.known),
     )
