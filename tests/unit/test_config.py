@@ -157,3 +157,36 @@ def test_families_that_share_a_model_share_its_judge(folder):
     edit(folder / "families/smollm2_135m_faults.yaml", lambda c: c["reference"].update(dtype="bfloat16"))
     with pytest.raises(ConfigError, match=r"'smollm2_135m': its families judge it at 2 dtypes"):
         config.load({"site": "embedded"}, folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pattern": "Using (?P<value>x"}, "pattern is no regular expression: missing \\)"),
+        ({"pattern": "Using x"}, r"kind attention needs the named groups \['value'\], pattern has \[\]"),
+        (
+            {"pattern": "(?P<value>x)(?P<other>y)"},
+            r"needs the named groups \['value'\], pattern has \['other', 'value'\]",
+        ),
+        ({"role": "dit:{part}"}, r"needs the named groups \['part', 'value'\]"),
+        ({"role": None}, "attention needs a role"),
+        ({"kind": "moe_backend"}, "other kinds have none"),
+        ({"status": "loaded"}, r"attention has a status of \['asked', .*\], not loaded"),
+        ({"status": None}, "not none"),
+        ({"kind": "moe_config", "role": None, "status": "loaded"}, r"needs the named groups \['file'\]"),
+        ({"kind": "colour"}, "kind: .*found 'colour'"),
+        ({"releases": []}, "releases: .*at least 1"),
+        ({"source": "a colleague"}, "source: .*found 'a colleague'"),
+        ({"level": "INFO"}, "unknown key 'level'"),
+    ],
+)
+def test_a_wrong_log_rule_names_file_and_rule(folder, changes, message):
+    edit(folder / "facts/vllm.yaml", lambda c: c["attention-enum"].update(changes))
+    with pytest.raises(ConfigError, match=rf"facts/vllm\.yaml: attention-enum: .*{message}"):
+        config.load({"site": "embedded"}, folder)
+
+
+def test_a_file_of_log_rules_that_is_not_there_names_the_arm_and_key(folder):
+    edit(folder / "arms/vllm-cpu.yaml", lambda c: c.update(log_rules=["vlm"]))
+    with pytest.raises(ConfigError, match=r"arms/vllm-cpu\.yaml: log_rules: unknown file of log rules 'vlm': did you"):
+        config.load({"site": "embedded"}, folder)

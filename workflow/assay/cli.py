@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,13 @@ VerdictFile = Annotated[Path, typer.Argument(help="A file under results/verdicts
 def say(line: str) -> None:
     """Print one line as it is, however long."""
     console.print(line, soft_wrap=True)
+
+
+def read_config(folder: Path) -> config.Config:
+    """The configuration under `folder`, at the site that its config.yaml names."""
+    path = folder / "config.yaml"
+    settings = config.parse(dict[str, Any], config.read_yaml(path) or {}, str(path))
+    return config.load(settings, folder)
 
 
 @app.command()
@@ -91,6 +99,31 @@ def cases(file: Annotated[Path, typer.Argument(help="Metric vectors, JSON", show
 
 
 @app.command()
+def facts(
+    arm: Annotated[str, typer.Argument(metavar="ARM", help="An arm of config/arms/", show_default=False)],
+    log: Annotated[Path, typer.Argument(metavar="LOGFILE", help="What its server printed", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Every fact, as JSON")] = False,
+    folder: Annotated[Path, typer.Option(help="Configuration directory")] = Path("config"),
+) -> None:
+    """Read what a server log says was asked for and picked; exit 1 on an execution provider that was not asked for."""
+    from assay.engines.facts import read_log, require_logged_provider, resolve
+
+    found = read_log(log, read_config(folder).rules_of(arm))
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+    else:
+        table = Table("what", "the log says")
+        for statement in resolve(found.facts):
+            table.add_row(statement.question, str(statement))
+        console.print(table)
+        if found.unmatched:
+            say("no rule reads:")
+        for item in found.unmatched:
+            say(f"  line {item.line}{f' (x {item.count})' if item.count > 1 else ''}: {item.text}")
+    require_logged_provider(found.facts)
+
+
+@app.command()
 def configs(
     tree: Annotated[Path, typer.Option(help="Directory of deployment files", show_default=False)],
     folder: Annotated[Path, typer.Option(help="Configuration directory")] = Path("config"),
@@ -98,9 +131,7 @@ def configs(
     """Compare the map in config/configs.yaml with a directory of deployment files; exit 1 on any gap."""
     from assay.coverage import compare_tree
 
-    path = folder / "config.yaml"
-    settings = config.parse(dict[str, Any], config.read_yaml(path) or {}, str(path))
-    gaps = compare_tree(config.load(settings, folder).configs, tree)
+    gaps = compare_tree(read_config(folder).configs, tree)
     if gaps:
         raise AssayError("\n".join(gaps))
     say("every deployment is mapped, and every mapped deployment is there")

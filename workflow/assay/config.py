@@ -6,9 +6,12 @@ JSON Schemas for editors are generated from these models into `config/schemas/` 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from datetime import date
+from enum import StrEnum
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
@@ -211,12 +214,99 @@ class Arm(Strict):
     start_limit_s: float = Field(gt=0)
     stop_grace_s: float = Field(default=20, gt=0, description="Wait after SIGINT, and again after SIGTERM")
     faults: bool = Field(default=False, description="Whether it takes --fault NAME=VALUE")
+    log_rules: Annotated[list[Name], AfterValidator(_once)] = Field(
+        default=[], description="Files under config/facts/ that read its server log"
+    )
 
     @model_validator(mode="after")
     def _listens_where_it_is_told(self) -> Arm:
         if not any("{port}" in word for word in self.argv):
             raise ValueError("argv has no {port}: the server must listen on the port it is given")
         return self
+
+
+# --- log rules ---------------------------------------------------------------------------------------------------
+
+
+class FactKind(StrEnum):
+    """What a line of a server log can tell."""
+
+    ATTENTION = "attention"
+    MOE_BACKEND = "moe_backend"
+    MOE_CONFIG = "moe_config"
+    AITER_MOE = "aiter_moe"
+    EXECUTION_PROVIDER = "execution_provider"
+    VERSION = "version"
+    COMMIT = "commit"
+
+
+class FactStatus(StrEnum):
+    """What a line says happened to the thing that it names."""
+
+    ASKED = "asked"
+    REJECTED = "rejected"  # asked for, and not used
+    PICKED = "picked"
+    OVERRIDDEN = "overridden"  # picked in place of whatever was picked before
+    LOADED = "loaded"  # a kernel configuration tuned for this shape and device
+    OTHER_TRITON = "other_triton"  # one tuned for another Triton version
+    DEFAULT = "default"  # none was found: the engine's defaults
+    TUNED = "tuned"
+
+
+ASKED = frozenset({FactStatus.ASKED, FactStatus.REJECTED})
+_CHOICE: set[FactStatus | None] = {*ASKED, FactStatus.PICKED, FactStatus.OVERRIDDEN}
+_STATUSES: dict[FactKind, set[FactStatus | None]] = {
+    FactKind.ATTENTION: _CHOICE,
+    FactKind.MOE_BACKEND: _CHOICE,
+    FactKind.EXECUTION_PROVIDER: _CHOICE,
+    FactKind.MOE_CONFIG: {FactStatus.LOADED, FactStatus.OTHER_TRITON, FactStatus.DEFAULT},
+    FactKind.AITER_MOE: {FactStatus.TUNED, FactStatus.DEFAULT},
+    FactKind.VERSION: {None},
+    FactKind.COMMIT: {None},
+}
+_VALUE: tuple[set[str], set[str]] = ({"value"}, set())
+_GROUPS: dict[FactKind, tuple[set[str], set[str]]] = {  # named groups that a pattern must have, and may have
+    **dict.fromkeys(FactKind, _VALUE),
+    FactKind.MOE_CONFIG: ({"file"}, {"triton"}),
+    FactKind.AITER_MOE: ({"stages", "tokens", "hidden", "intermediate", "experts", "top_k", "dtype"}, set()),
+}
+
+
+class LogRule(Strict):
+    """How to read one wording of one fact from a server log."""
+
+    kind: FactKind
+    pattern: str = Field(
+        description="Regular expression, searched in a message without colours and prefix (time, level, process). Its "
+        "named groups are the fact: `value`; moe_config: `file` (and `triton`); aiter_moe: the numbers of the shape"
+    )
+    status: FactStatus | None = Field(default=None, description="What the line says happened; versions have none")
+    role: str | None = Field(
+        default=None,
+        description="Attention only: the part of the model (main, vit, dit, ...); `{group}` stands for a named group",
+    )
+    releases: list[str] = Field(min_length=1, description="Releases in which the line was seen")
+    source: str = Field(pattern="^https://", description="Where it was seen")
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> LogRule:
+        try:
+            groups = set(re.compile(self.pattern).groupindex)
+        except re.error as error:
+            raise ValueError(f"pattern is no regular expression: {error}") from None
+        if self.status not in _STATUSES[self.kind]:
+            expected = sorted(str(status or "none") for status in _STATUSES[self.kind])
+            raise ValueError(f"a fact of kind {self.kind} has a status of {expected}, not {self.status or 'none'}")
+        if (self.role is None) == (self.kind is FactKind.ATTENTION):
+            raise ValueError("attention needs a role, other kinds have none")
+        needed, allowed = _GROUPS[self.kind]
+        needed = needed | {name for _, name, _, _ in Formatter().parse(self.role or "") if name}
+        if needed - groups or groups - needed - allowed:
+            raise ValueError(f"kind {self.kind} needs the named groups {sorted(needed)}, pattern has {sorted(groups)}")
+        return self
+
+
+LogRules = dict[Name, LogRule]
 
 
 # --- families ----------------------------------------------------------------------------------------------------
@@ -353,6 +443,12 @@ class Config(Strict):
     configs: dict[str, ConfigEntry]
     sources: dict[str, Source]
     faults: dict[str, Fault]
+    log_rules: dict[str, LogRules]
+
+    def rules_of(self, arm: str) -> dict[str, LogRule]:
+        """The log rules of the arm called `arm`, as FILE/RULE -> rule."""
+        files = lookup(self.arms, arm, "arm").log_rules
+        return {f"{file}/{name}": rule for file in files for name, rule in self.log_rules[file].items()}
 
     def judge_dtype(self, model: str) -> Dtype:
         """Precision of the judge of the model in source `model`; families that share a model share its judge."""
@@ -533,6 +629,7 @@ def load(settings: Mapping[str, Any], folder: str | Path = "config") -> Config:
         configs={key: parse_entry(value, f"{path}: {key}") for key, value in entries.items()},
         sources=_read_map(folder / "sources.yaml", Source),
         faults=_read_map(folder / "faults.yaml", Fault),
+        log_rules={path.stem: _read_map(path, LogRule) for path in sorted((folder / "facts").glob("*.yaml"))},
     )
     _check_references(config, folder)
     return config
@@ -562,6 +659,8 @@ def _check_references(config: Config, folder: Path) -> None:
             raise ConfigError(
                 f"{folder}/arms/{name}.yaml: environment '{arm.environment}' has no lock; add {lock} or use '{PROJECT}'"
             )
+        for rules in arm.log_rules:
+            _refer(config.log_rules, rules, "file of log rules", f"{folder}/arms/{name}.yaml: log_rules")
     for name, family in config.families.items():
         if "transformers" not in family.model.weights:
             raise ConfigError(
@@ -592,6 +691,7 @@ SCHEMA_MODELS: dict[str, Any] = {
     "configs": dict[str, ServedConfig | UnsupportedConfig],
     "sources": dict[str, Source],
     "faults": dict[str, Fault],
+    "facts": LogRules,
 }
 
 
