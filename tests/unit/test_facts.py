@@ -106,6 +106,11 @@ MORE = [
         "Using Flash Attention (Triton backend) for ViT model on RDNA.",
         [("attention", "vit", "picked", "Flash Attention (Triton backend)")],
     ),
+    (
+        "vllm",
+        "Using AttentionBackendEnum.FLASH_ATTN for MMEncoderAttention.",
+        [("attention", "vit", "picked", "FLASH_ATTN")],
+    ),
     ("vllm", "Using 'TRITON' Mxfp4 MoE backend.", [("moe_backend", None, "picked", "TRITON")]),
     ("vllm", "Using CutlassExpertsFp8 MoE backend", [("moe_backend", None, "picked", "CutlassExpertsFp8")]),
     (
@@ -239,7 +244,8 @@ def test_every_committed_rule_is_tried_on_a_line_that_it_reads():
     [
         "Using FlashInfer for top-p & top-k sampling.",
         "Using Ray distributed backend.",
-        "Using 1 backend worker.",
+        "Using 8 backend.",
+        "Using TRITON Mamba SSU backend.",
         "Using FLASH_ATTN MLA prefill backend.",
         "Using a configuration from x/E=8,N=64,device_name=X.json for MoE layer",  # not at the start: another wording
         "Exception in 'Using TRITON_ATTN backend.'",
@@ -377,6 +383,11 @@ def test_a_new_wording_is_kept_and_shown_once_with_its_count():
     assert found.facts == []
     (item,) = found.unmatched
     assert (item.line, item.count, item.text) == (2, 8, "Chose the HYPER_ATTN backend for you")
+
+
+@pytest.mark.parametrize("word", ["BACKEND", "Attention", "[fused_moe]", "MoE", "ExecutionProvider"])
+def test_lines_with_a_word_that_facts_are_told_with_are_kept(word):
+    assert [item.text for item in read("vllm", f"a new line with {word} in it").unmatched] != []
 
 
 def test_matched_and_unrelated_lines_are_not_among_the_unmatched():
@@ -572,9 +583,9 @@ def run(*arguments, folder=ROOT / "config"):
 
 def test_the_command_prints_facts_and_unmatched_lines_as_json(tmp_path):
     log = tmp_path / "server.log"
-    log.write_text(PICK.format(0, "TRITON_ATTN") + "\nsome other backend\n")
+    log.write_text(PICK.format(0, "TRITON_ATTN") + "\nsome other backend :warning: [red]\n")
     answer = json.loads(run("vllm-cpu", log, "--json").stdout)
-    assert answer["unmatched"] == [{"line": 2, "text": "some other backend", "count": 1}]
+    assert answer["unmatched"] == [{"line": 2, "text": "some other backend :warning: [red]", "count": 1}]
     (fact,) = answer["facts"]
     assert {key: fact[key] for key in ("kind", "value", "role", "status", "line", "rule")} == {
         "kind": "attention",

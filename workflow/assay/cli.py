@@ -14,8 +14,9 @@ from assay import config
 from assay.errors import AssayError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-console = Console(highlight=False, markup=False)  # nothing printed here is markup, whatever brackets it holds
-errors = Console(stderr=True, highlight=False, markup=False)
+# Nothing printed here is markup, whatever brackets and colons it holds.
+console = Console(highlight=False, markup=False, emoji=False)
+errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 VerdictFile = Annotated[Path, typer.Argument(help="A file under results/verdicts/", show_default=False)]
 
@@ -110,7 +111,7 @@ def facts(
 
     found = read_log(log, read_config(folder).rules_of(arm))
     if as_json:
-        print(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+        say(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
     else:
         table = Table("what", "the log says")
         for statement in resolve(found.facts):

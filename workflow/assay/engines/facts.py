@@ -34,7 +34,7 @@ _HEADER = re.compile(rf"(?:(?:{_WRITER}) ?)*(?:{_STAMP})")
 _STAGE = re.compile(r"\[Stage-(\d+)\]")
 _PROCESS = re.compile(rf"\(([\w-]+) pid=\d+\)|\[{_TIME} ((?: ?[A-Z]+\d+)+)\]|\[(rank\d+)\]:|\[(\d+,\d+)\]<")
 _SECRET = re.compile(r"""((?:key|token|secret|password)['"]?(?:=|: ?))(?:'[^']*'|"[^"]*"|\[[^\]]*\])""", re.IGNORECASE)
-_WATCHED = re.compile(r"backend|attention|\bmoe\b|execution ?provider", re.IGNORECASE)
+_WATCHED = re.compile(r"backend|attention|moe|execution ?provider", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
