@@ -407,11 +407,19 @@ def test_eight_ranks_that_say_the_same_say_one_fact():
     assert main.agreed and str(main) == "TRITON_ATTN (line 1)"
 
 
-def test_ranks_that_differ_are_shown_to_disagree():
-    said = statements("vllm", PICK.format(0, "TRITON_ATTN"), PICK.format(1, "ROCM_ATTN"))
+def test_ranks_that_differ_are_shown_to_disagree_each_with_its_own_line():
+    picks = ["TRITON_ATTN", "ROCM_ATTN", "TRITON_ATTN"]
+    said = statements("vllm", *(PICK.format(rank, name) for rank, name in enumerate(picks)))
     assert said["attention main"] == (
-        "processes disagree: Worker_TP0: TRITON_ATTN (line 1); Worker_TP1: ROCM_ATTN (line 2)"
+        "processes disagree: Worker_TP0: TRITON_ATTN (line 1); Worker_TP2: TRITON_ATTN (line 3); "
+        "Worker_TP1: ROCM_ATTN (line 2)"
     )
+
+
+def test_an_answer_for_many_token_counts_is_given_once_with_its_first_line():
+    line = "[fused_moe] using 2stage default for (304, {}, 2048, 768, 128, 8, 'A', 'torch.bfloat16')"
+    said = statements("vllm", *(line.format(tokens) for tokens in (16, 32, 64)))
+    assert said["aiter_moe"] == "E=128,N=768,K=2048,top_k=8,dtype=bfloat16 default (line 1)"
 
 
 def test_stages_of_a_pipeline_may_differ():

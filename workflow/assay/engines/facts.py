@@ -123,6 +123,10 @@ class Fact:
         """Line of the first sighting."""
         return self.sightings[0].line
 
+    def line_in(self, process: str | None) -> int:
+        """Line of the first sighting in one process that says it."""
+        return next(sighting.line for sighting in self.sightings if sighting.process == process)
+
     @property
     def answer(self) -> str:
         """What distinguishes this fact from another answer to the same question."""
@@ -268,13 +272,20 @@ class Statement:
         if not self.picked:
             return "unknown: not logged"
         if self.agreed:
-            return _list({fact.answer: fact for facts in self.picked.values() for fact in facts}.values())
-        sides = (f"{process or 'unnamed'}: {_list(facts)}" for process, facts in self.picked.items())
+            return _answers((fact.line, fact) for facts in self.picked.values() for fact in facts)
+        sides = (
+            f"{process or 'unnamed'}: {_answers((fact.line_in(process), fact) for fact in facts)}"
+            for process, facts in self.picked.items()
+        )
         return f"processes disagree: {'; '.join(sides)}"
 
 
-def _list(facts: Iterable[Fact]) -> str:
-    return ", ".join(f"{fact.answer} (line {fact.line})" for fact in facts)
+def _answers(facts: Iterable[tuple[int, Fact]]) -> str:
+    """Each answer once, with the line that says it first."""
+    lines: dict[str, int] = {}
+    for line, fact in facts:
+        lines.setdefault(fact.answer, line)
+    return ", ".join(f"{answer} (line {line})" for answer, line in lines.items())
 
 
 def resolve(facts: Sequence[Fact]) -> list[Statement]:
