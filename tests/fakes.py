@@ -1,4 +1,4 @@
-"""A scriptable HTTP server on a real socket: what it sends, when, and how it breaks off is up to the test."""
+"""HTTP servers on real sockets: a scriptable one, whose bytes, delays and ends are up to the test, and any ASGI one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import uvicorn
 
 RESET = object()  # in a reply: close the connection with a TCP reset
 
@@ -23,7 +26,7 @@ class Request:
     number: int
     method: str
     path: str
-    body: dict[str, Any]
+    body: dict[str, Any]  # JSON bodies only
 
 
 Script = Callable[[Request], Iterable[Piece]]
@@ -88,7 +91,8 @@ class FakeServer:
                     length = int(line.split(b":")[1])
             body = file.read(length)
         with self._lock:
-            request = Request(len(self.requests), first[0].decode(), first[1].decode(), json.loads(body or "{}"))
+            content = json.loads(body) if body.startswith(b"{") else {}
+            request = Request(len(self.requests), first[0].decode(), first[1].decode(), content)
             self.requests.append(request)
             self.active += 1
             self.most_active = max(self.most_active, self.active)
@@ -102,6 +106,21 @@ class FakeServer:
             connection.sendall(piece)
         else:
             time.sleep(piece)
+
+
+@contextmanager
+def app_server(app: Any) -> Iterator[str]:
+    """Serve an ASGI application on a real port, in a thread of the test; yield the base URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def http(content: bytes, status: int = 200, kind: str = "application/json", length: int | None = None) -> list[bytes]:

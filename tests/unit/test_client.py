@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from fakes import RESET, FakeServer, chat_body, chat_chunk, http, json_reply, sse_head, sse_reply, unused_port
 
-from assay.client.openai import ClientPlan, not_sent, probe_generation, request_body, send_set
+from assay.client.openai import OpenAIPlan, request_body
 from assay.client.sse import Event, events
-from assay.config import ClientSpec
+from assay.client.transport import not_sent, probe_generation, send_set
+from assay.config import OpenAISpec
 from assay.errors import ConfigError
 from assay.records import RESPONSES
 from assay.store import table_from_rows
@@ -24,7 +25,7 @@ IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 
 def plan_for(url, **options):
     fields = {"logprobs": True, "stream": False, "extra_body": IDS, "timeout_s": 20} | options
-    return ClientPlan.of(ClientSpec(protocol="openai", routes=ROUTES, model="x", **fields), url, "smollm2")
+    return OpenAIPlan.of(OpenAISpec(protocol="openai", routes=ROUTES, model="x", **fields), url, "smollm2")
 
 
 def item(number=0, completion=False):

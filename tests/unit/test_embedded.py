@@ -20,8 +20,9 @@ from fakes import unused_port
 from served import NAME, served
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from assay.client.openai import ClientPlan, send_set
-from assay.config import ClientSpec
+from assay.client.openai import OpenAIPlan
+from assay.client.transport import send_set
+from assay.config import OpenAISpec
 from assay.embedded import __main__ as command
 from assay.embedded.engine import Job, Request, Token, choose, cut
 from assay.embedded.hooks import Hooks
@@ -38,7 +39,7 @@ def chat(text, **options):
 
 
 def ask(url, requests, concurrency=1, stream=False, **plan):
-    spec = ClientSpec(
+    spec = OpenAISpec(
         protocol="openai", routes=ROUTES, model="x", stream=stream, timeout_s=120,
         **{"logprobs": True, "extra_body": IDS} | plan,
     )  # fmt: skip
@@ -46,7 +47,7 @@ def ask(url, requests, concurrency=1, stream=False, **plan):
         {"item_id": str(number), "set_id": "set", "request": json.dumps(request)}
         for number, request in enumerate(requests)
     ]
-    return asyncio.run(send_set(ClientPlan.of(spec, url, NAME), items, "served_0_alone", concurrency))
+    return asyncio.run(send_set(OpenAIPlan.of(spec, url, NAME), items, "served_0_alone", concurrency))
 
 
 @pytest.fixture(scope="module")

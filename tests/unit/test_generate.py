@@ -12,7 +12,7 @@ import pytest
 from sets import write_locked_set
 
 from assay.canonical import canonical_json, sha256_file, sha256_text
-from assay.client.openai import not_sent
+from assay.client.transport import not_sent
 from assay.config import load, read_yaml
 from assay.engines.plan import effective_options, serve_plan
 from assay.errors import ServerError, StoreError
@@ -21,6 +21,12 @@ from assay.store import read_json, read_provenance, read_rows, write_json
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "data" / "fake_server.py"
+FAKE_MSTAR = ROOT / "tests" / "fake_mstar.py"
+MSTAR = {
+    "protocol": "mstar",
+    "model": "m",
+    "models": {"m": {"outputs": [{"format": "utf8"}], "sampling": {"max_tokens": ["max_output_tokens"]}}},
+}
 N_ITEMS = 20
 
 
@@ -52,13 +58,13 @@ def outputs(folder):
     return Outputs(*(folder / "out" / name for name in names))
 
 
-def run(folder, *flags, instance=0, start_limit_s=20, send=None):
-    """`generate` over the fake server; returns rows, identity, cleanup."""
+def run(folder, *flags, instance=0, start_limit_s=20, send=None, fake=FAKE, client=None):
+    """`generate` over a fake server; returns rows, identity, cleanup."""
     config = load(read_yaml(ROOT / "config" / "config.yaml"), ROOT / "config")
     plan = serve_plan(config, "smollm2_135m_embedded")
-    plan["argv"] = [sys.executable, str(FAKE), "--port={port}", *map(str, flags)]
+    plan["argv"] = [sys.executable, str(fake), "--port={port}", *map(str, flags)]
     plan["env"] = {"OMP_NUM_THREADS": "1", "HUB": f"{plan['cache_dir']}/hub", "FAKE_API_KEY": "hush"}
-    plan["client"] |= {"stream": False, "logprobs": False}
+    plan["client"] = client or plan["client"] | {"stream": False, "logprobs": False}
     plan["limits"] = {"start_limit_s": start_limit_s, "stop_grace_s": 2}
     write_json("plan.json", plan)
     written = outputs(folder)
@@ -88,6 +94,28 @@ def test_a_clean_run_has_a_row_for_every_item_and_pass_and_proves_who_served(wor
     assert start["version_route"] == {"status": "ok", "version": "9.9"}
     assert start["module_file"].endswith("assay/__init__.py") and start["packages"] > 20
     assert start["python"] == sys.version.split()[0]
+
+
+def test_an_arm_of_mstars_protocol_is_asked_in_it(workspace):
+    rows, identity, cleanup = run(workspace, fake=FAKE_MSTAR, client=MSTAR)
+    assert statuses(rows, "served_0_alone") == statuses(rows, "served_0_load") == ["ok"] * N_ITEMS
+    assert {row["text"] for row in rows} == {"Good morning, Zoë!"}
+    assert identity["startup"]["ready"] and identity["died"] is None and cleanup["clean"]
+
+
+def test_a_server_of_mstars_protocol_that_fails_every_request_never_becomes_ready_though_healthy(workspace):
+    rows, identity, cleanup = run(workspace, "--fault=http_500", start_limit_s=3, fake=FAKE_MSTAR, client=MSTAR)
+    assert {row["status"] for row in rows} == {"not_sent"}
+    assert "http_error: the conductor does not answer" in identity["startup"]["failure"]["message"]
+    assert cleanup["clean"]
+
+
+def test_a_server_of_mstars_protocol_that_dies_in_a_stream_breaks_that_answer_and_sends_no_more(workspace):
+    rows, identity, _ = run(workspace, "--fault=dies", "--after=5", fake=FAKE_MSTAR, client=MSTAR)
+    alone = statuses(rows, "served_0_alone")
+    assert alone[:4] == ["ok"] * 4 and alone[4] == "stream_error"  # the probe was the first request
+    assert set(alone[5:]) <= {"transport_error", "not_sent"} and set(statuses(rows, "served_0_load")) == {"not_sent"}
+    assert identity["died"]["exit_code"] == 9
 
 
 def test_the_responses_carry_the_options_they_were_made_with(workspace):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from assay.canonical import sha256_json
-from assay.config import UnsupportedConfig, load, read_yaml
+from assay.config import MstarModel, MstarSpec, TextOutput, UnsupportedConfig, load, read_yaml
 from assay.engines.plan import complete_plan, effective_options, recorded_plan, serve_plan, server_environment
 from assay.errors import ConfigError, StoreError
 from assay.provenance import provenance
@@ -126,6 +126,19 @@ def test_an_arm_that_needs_a_gguf_file_the_arm_does_not_load_is_told_so(config):
     argv = ["{python}", "--model={gguf_file}", "--port={port}"]
     with pytest.raises(ConfigError, match=r"'\{gguf_file\}' has no value"):
         serve_plan(with_arm(config, "embedded", argv=argv), "smollm2_135m_embedded")
+
+
+def test_a_plan_holds_the_protocol_of_the_model_served_and_of_no_other(config):
+    text = MstarModel(outputs=[TextOutput(format="utf8")])
+    models = {"SmolLM2-135M-Instruct": text, "other": text}
+    spec = MstarSpec(protocol="mstar", model="{served_name}", models=models)
+    plan = serve_plan(with_arm(config, "embedded", client=spec), "smollm2_135m_embedded")
+    assert plan["client"]["models"] == {"SmolLM2-135M-Instruct": text.model_dump(mode="json")}
+    unknown = spec.model_copy(update={"models": {"other": text}})
+    with pytest.raises(
+        ConfigError, match=r"model of client\.models in config/arms/embedded\.yaml 'SmolLM2-135M-Instruct'"
+    ):
+        serve_plan(with_arm(config, "embedded", client=unknown), "smollm2_135m_embedded")
 
 
 def test_an_arm_that_the_site_lacks_is_refused_with_the_ones_it_has(config):

@@ -173,8 +173,8 @@ class ServedIdentity(Strict):
     version_route: str | None = Field(default=None, description="HTTP route that reports a version, if any")
 
 
-class ClientSpec(Strict):
-    """How to talk to an arm."""
+class OpenAISpec(Strict):
+    """How to talk to an arm that has OpenAI's chat and completions routes."""
 
     protocol: Literal["openai"]
     routes: dict[Literal["chat", "completion"], str] = Field(min_length=1, description="Item kind -> HTTP path")
@@ -184,6 +184,74 @@ class ClientSpec(Strict):
     top_logprobs: int = Field(default=20, ge=0, le=20)
     extra_body: dict[str, Any] = Field(default={}, description="Engine-specific request fields")
     timeout_s: float = Field(default=600, gt=0)
+
+
+class TextOutput(Strict):
+    """Text. Only the joined chunks are UTF-8: a character may be cut between two."""
+
+    format: Literal["utf8"]
+    modality: Literal["text"] = "text"
+
+
+class FileOutput(Strict):
+    """A file that says itself what it is."""
+
+    format: Literal["png", "mp4"]
+    modality: Literal["image", "video"]
+
+
+class PcmOutput(Strict):
+    """Sound as little-endian int16 samples without a header, channels interleaved."""
+
+    format: Literal["pcm16"]
+    modality: Literal["audio"] = "audio"
+    sample_rate: int = Field(gt=0, description="Hz")
+    channels: int = Field(default=1, ge=1)
+
+
+class ArrayOutput(Strict):
+    """Little-endian numbers without a header."""
+
+    format: Literal["array"]
+    modality: Literal["action", "video", "scalar", "tensor"]
+    dtype: Literal["float32", "int64"] = "float32"
+    shape: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, description="null: one axis, any length")
+
+
+Output = Annotated[TextOutput | FileOutput | PcmOutput | ArrayOutput, Field(discriminator="format")]
+
+
+class MstarModel(Strict):
+    """How mstar is asked for one model, and what its bytes are: neither is said on the wire."""
+
+    outputs: list[Output] = Field(min_length=1, description="Output modalities asked for; each must come")
+    sampling: dict[Literal["max_tokens", "temperature", "top_p"], Annotated[list[str], Field(min_length=1)]] = Field(
+        default={}, description="Field of an item's request -> the model's own keys, of one stage or of several"
+    )
+    model_kwargs: dict[str, Any] = Field(default={}, description="Sent with every request")
+
+    @field_validator("outputs")
+    @classmethod
+    def _names_each_modality_once(cls, outputs: list[Output]) -> list[Output]:
+        _once([output.modality for output in outputs])
+        return outputs
+
+    @model_validator(mode="after")
+    def _says_each_key_once(self) -> MstarModel:
+        _once([*self.model_kwargs, *(key for keys in self.sampling.values() for key in keys), "seed"])
+        return self
+
+
+class MstarSpec(Strict):
+    """How to talk to an arm by mstar's own protocol (`POST /generate`)."""
+
+    protocol: Literal["mstar"]
+    model: str = Field(description="Which of `models` is served; a template like argv")
+    models: dict[str, MstarModel] = Field(min_length=1, description="Model name -> how it is asked")
+    timeout_s: float = Field(default=600, gt=0)
+
+
+ClientSpec = Annotated[OpenAISpec | MstarSpec, Field(discriminator="protocol")]
 
 
 class Pass(Strict):

@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from assay.client.openai import ClientPlan, not_sent, probe_generation, send_set
-from assay.config import ClientSpec
+from assay.client.mstar import MstarPlan
+from assay.client.openai import OpenAIPlan
+from assay.client.transport import Plan, not_sent, probe_generation, send_set
+from assay.config import ClientSpec, MstarSpec, parse
 from assay.engines.identity import Identity, changed, measure
 from assay.engines.plan import effective_options, server_environment
 from assay.engines.process import POLL_S, Cleanup, Death, Launch, Probe, Server, StartFailure, serve
@@ -35,11 +37,11 @@ Row = dict[str, Any]
 
 
 class Send(Protocol):
-    """`assay.client.openai.send_set`, or a stand-in for it."""
+    """`assay.client.transport.send_set`, or a stand-in for it."""
 
     def __call__(
         self,
-        plan: ClientPlan,
+        plan: Plan,
         items: Sequence[Mapping[str, Any]],
         arm: str,
         concurrency: int,
@@ -113,7 +115,7 @@ def _check_weights(model: Mapping[str, Any]) -> None:
 
 
 def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outputs: Outputs, send: Send) -> _Run:
-    spec = ClientSpec.model_validate(plan["client"])
+    spec = parse(ClientSpec, plan["client"], "the serve plan's client")
     base = dict(os.environ)
     run = _Run()
     passes = [(f"served_{instance}_{item['name']}", item["concurrency"]) for item in plan["instances"][instance]]
@@ -122,7 +124,7 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
         with serve(launch(plan, base), outputs.server_log, _probe(spec), _recorder(outputs.cleanup)) as server:
             run.ready_s = server.ready_s
             run.start = measure(server, plan, base)
-            client = ClientPlan.of(spec, server.base_url, spec.model)
+            client = client_plan(spec, server.base_url)
             for arm, concurrency in passes:
                 run.rows += asyncio.run(_walk(server, client, items, arm, concurrency, send))
             run.death = server.death()
@@ -146,9 +148,7 @@ def launch(plan: Mapping[str, Any], base: Mapping[str, str]) -> Launch:
     )
 
 
-async def _walk(
-    server: Server, client: ClientPlan, items: list[Row], arm: str, concurrency: int, send: Send
-) -> list[Row]:
+async def _walk(server: Server, client: Plan, items: list[Row], arm: str, concurrency: int, send: Send) -> list[Row]:
     """One pass: a row for every item, also when the server dies on the way."""
     done: dict[str, Row] = {}
     with progress(arm, len(items)) as advance:
@@ -173,9 +173,16 @@ async def _walk(
     return [*done.values(), *not_sent([item for item in items if item["item_id"] not in done], arm, why)]
 
 
+def client_plan(spec: ClientSpec, base_url: str) -> Plan:
+    """How to talk, in the protocol of an arm's client, to the server at `base_url`."""
+    if isinstance(spec, MstarSpec):
+        return MstarPlan.of(spec, base_url, spec.model)
+    return OpenAIPlan.of(spec, base_url, spec.model)
+
+
 def _probe(spec: ClientSpec) -> Probe:
     async def probe(base_url: str) -> str | None:
-        row = await probe_generation(ClientPlan.of(spec, base_url, spec.model))
+        row = await probe_generation(client_plan(spec, base_url))
         return None if row["status"] == ResponseStatus.OK else f"{row['status']}: {row['error']}"
 
     return probe

@@ -12,26 +12,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import from_json
-
+from assay.client.answers import BadAnswer, error_message, excerpt, malformed, typed
 from assay.records import Evidence, ResponseStatus
 
 MIN_TOP_K = 5  # of evidence level E0
 _TOKEN_ID = re.compile(r"token_id:(\d+)")
 _MAX_ID = 2**31 - 1
 _MAX_FLOAT32 = (2 - 2**-23) * 2.0**127  # a larger logprob is infinite in the table
-
-
-class BadAnswer(Exception):
-    """An answer that cannot be scored: its status, why, and the columns of its row that are known all the same."""
-
-    def __init__(self, status: ResponseStatus, why: str, **known: Any) -> None:
-        super().__init__(why)
-        self.status, self.known = status, known
-
-
-def _malformed(why: str) -> BadAnswer:
-    return BadAnswer(ResponseStatus.MALFORMED, why)
 
 
 @dataclass
@@ -55,18 +42,18 @@ class Answer:
         Raises:
             BadAnswer: it carries an error, a number that is not finite, or is not what the protocol says.
         """
-        body = _typed(payload, dict, "the answer")
+        body = typed(payload, dict, "the answer")
         if error := error_message(body):
             raise BadAnswer(ResponseStatus.STREAM_ERROR, error)
         self._absorb_usage(body.get("usage"))
         self._absorb_prompt_ids(body.get("prompt_token_ids"))
-        choices = _typed(body.get("choices"), list, "choices")
-        brought = [self._absorb_choice(_typed(choice, dict, "choices[]")) for choice in choices]
+        choices = typed(body.get("choices"), list, "choices")
+        brought = [self._absorb_choice(typed(choice, dict, "choices[]")) for choice in choices]
         return any(brought)
 
     def _absorb_choice(self, choice: dict[str, Any]) -> bool:
         if choice.get("index", 0) != 0:
-            raise _malformed(f"choice {choice['index']!r} was never asked for")
+            raise malformed(f"choice {choice['index']!r} was never asked for")
         self._absorb_prompt_ids(choice.get("prompt_token_ids"))
         text, ids, steps = _text(choice), _ids(choice.get("token_ids"), "token_ids"), _steps(choice.get("logprobs"))
         self.text += text
@@ -79,16 +66,18 @@ class Answer:
             self.tops.append([(self._named_id(name), _finite(value, where)) for name, value in top])
         finish = choice.get("finish_reason")
         if finish is not None:
-            self.finish_reason = _typed(finish, str, "finish_reason")
+            self.finish_reason = typed(finish, str, "finish_reason")
         if finish in ("error", "abort"):
             raise BadAnswer(ResponseStatus.STREAM_ERROR, f"the server ended the answer with finish_reason '{finish}'")
         return bool(text or ids or steps)
 
     def _absorb_usage(self, usage: Any) -> None:
         if usage is not None:
-            usage = _typed(usage, dict, "usage")
-            self.prompt_tokens = _count(usage.get("prompt_tokens"), "usage.prompt_tokens")
-            self.output_tokens = _count(usage.get("completion_tokens"), "usage.completion_tokens")
+            usage = typed(usage, dict, "usage")
+            prompt = _count(usage.get("prompt_tokens"), "usage.prompt_tokens")
+            output = _count(usage.get("completion_tokens"), "usage.completion_tokens")
+            if prompt or output:  # a server that writes 0 for both did not count (mstar 6666c623)
+                self.prompt_tokens, self.output_tokens = prompt, output
 
     def _absorb_prompt_ids(self, value: Any) -> None:
         ids = _ids(value, "prompt_token_ids")
@@ -100,7 +89,7 @@ class Answer:
         if match is None:
             return None
         if len(match[1]) > len(str(_MAX_ID)) or int(match[1]) > _MAX_ID:
-            raise _malformed(f"{_excerpt(token)!r} names no token id: the largest is {_MAX_ID}")
+            raise malformed(f"{excerpt(token)!r} names no token id: the largest is {_MAX_ID}")
         return int(match[1])
 
     def row(self, top_k: int) -> dict[str, Any]:
@@ -141,9 +130,9 @@ class Answer:
         if self.token_ids is None:
             return named if named and len(named) == len(self.named_ids) else None
         if self.logprobs and len(self.logprobs) != len(self.token_ids):
-            raise _malformed(f"{len(self.token_ids)} token_ids but {len(self.logprobs)} logprobs")
+            raise malformed(f"{len(self.token_ids)} token_ids but {len(self.logprobs)} logprobs")
         if named and named != self.token_ids:
-            raise _malformed("token_ids and logprobs name different tokens")
+            raise malformed("token_ids and logprobs name different tokens")
         return self.token_ids
 
     def _top_lists(self, top_k: int) -> list[list[tuple[int, float]]] | None:
@@ -161,83 +150,36 @@ class Answer:
         return Evidence.E0 if full else Evidence.E1
 
 
-def parse_json(text: str | bytes) -> Any:
-    """JSON as servers write it: NaN and Infinity literals are read, to be refused where a number is due.
-
-    Raises:
-        BadAnswer: not JSON (malformed), or JSON that stops short (stream_error).
-    """
-    try:
-        return from_json(text)
-    except ValueError as error:
-        why = str(error)
-    try:
-        from_json(text, allow_partial=True)
-    except ValueError:
-        raise _malformed(f"not JSON ({why}): {_excerpt(text)}") from None
-    raise BadAnswer(ResponseStatus.STREAM_ERROR, f"JSON stops short ({why})")
-
-
-def error_message(body: Any) -> str | None:
-    """The message of an error object in any of the shapes servers use, or None if `body` is not one."""
-    if not isinstance(body, dict):
-        return None
-    error = body.get("error") or body.get("detail") or (body if body.get("object") == "error" else None)
-    if isinstance(error, dict):
-        error = error.get("message") or error
-    return str(error) if error else None
-
-
-def http_error_message(content: bytes) -> str:
-    """What an HTTP error's body says, in at most one short paragraph."""
-    try:
-        message = error_message(from_json(content))
-    except ValueError:
-        message = None
-    return message or _excerpt(content) or "no body"
-
-
-def _excerpt(text: str | bytes) -> str:
-    shown = text.decode(errors="replace") if isinstance(text, bytes) else text
-    return shown if len(shown) <= 300 else shown[:300] + "..."
-
-
-def _typed(value: Any, kind: type, what: str) -> Any:
-    if not isinstance(value, kind):
-        raise _malformed(f"{what} should be a {kind.__name__}, found {_excerpt(repr(value))}")
-    return value
-
-
 def _text(choice: dict[str, Any]) -> str:
     if "text" in choice:
         text = choice["text"]
     else:
         holder = choice.get("message", choice.get("delta"))
-        text = _typed(holder, dict, "message").get("content")
-    return "" if text is None else _typed(text, str, "the text")
+        text = typed(holder, dict, "message").get("content")
+    return "" if text is None else typed(text, str, "the text")
 
 
 def _check_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _malformed(f"the text holds a lone surrogate at character {error.start}") from None
+        raise malformed(f"the text holds a lone surrogate at character {error.start}") from None
 
 
 def _count(value: Any, what: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_ID:
-        raise _malformed(f"{what} should be a count, found {value!r}")
+        raise malformed(f"{what} should be a count, found {value!r}")
     return value
 
 
 def _ids(value: Any, what: str) -> list[int] | None:
     if value is None:
         return None
-    for token in _typed(value, list, what):
+    for token in typed(value, list, what):
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= _MAX_ID:
-            raise _malformed(f"{what} holds {token!r}, which is no token id")
+            raise malformed(f"{what} holds {token!r}, which is no token id")
     return value
 
 
@@ -248,13 +190,13 @@ def _finite(value: Any, what: str) -> float:
         try:
             number = float(number)
         except ValueError:
-            raise _malformed(f"{what} should be a number, found {value!r}") from None
+            raise malformed(f"{what} should be a number, found {value!r}") from None
         if math.isfinite(number):
-            raise _malformed(f"{what} should be a number, found the string {value!r}")
+            raise malformed(f"{what} should be a number, found the string {value!r}")
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise _malformed(f"{what} should be a number, found {value!r}")
+        raise malformed(f"{what} should be a number, found {value!r}")
     if not abs(number) <= _MAX_FLOAT32:  # compared as it is: NaN is no smaller, and a huge integer has no float
-        raise BadAnswer(ResponseStatus.NONFINITE, f"{what} is {'null' if value is None else _excerpt(str(value))}")
+        raise BadAnswer(ResponseStatus.NONFINITE, f"{what} is {'null' if value is None else excerpt(str(value))}")
     return float(number)
 
 
@@ -264,27 +206,25 @@ Step = tuple[Any, Any, list[tuple[Any, Any]]]  # token, logprob, [(token, logpro
 def _steps(logprobs: Any) -> list[Step]:
     if logprobs is None:
         return []
-    logprobs = _typed(logprobs, dict, "logprobs")
+    logprobs = typed(logprobs, dict, "logprobs")
     return _chat_steps(logprobs["content"]) if "content" in logprobs else _completion_steps(logprobs)
 
 
 def _chat_steps(content: Any) -> list[Step]:
-    entries = [_typed(entry, dict, "logprobs.content[]") for entry in _typed(content or [], list, "logprobs.content")]
+    entries = [typed(entry, dict, "logprobs.content[]") for entry in typed(content or [], list, "logprobs.content")]
     return [(entry.get("token"), entry.get("logprob"), _chat_top(entry)) for entry in entries]
 
 
 def _chat_top(entry: dict[str, Any]) -> list[tuple[Any, Any]]:
-    tops = [
-        _typed(top, dict, "top_logprobs[]") for top in _typed(entry.get("top_logprobs") or [], list, "top_logprobs")
-    ]
+    tops = [typed(top, dict, "top_logprobs[]") for top in typed(entry.get("top_logprobs") or [], list, "top_logprobs")]
     return [(top.get("token"), top.get("logprob")) for top in tops]
 
 
 def _completion_steps(logprobs: dict[str, Any]) -> list[Step]:
-    tokens = _typed(logprobs.get("tokens"), list, "logprobs.tokens")
-    values = _typed(logprobs.get("token_logprobs"), list, "logprobs.token_logprobs")
-    tops = _typed(logprobs.get("top_logprobs") or [{}] * len(tokens), list, "logprobs.top_logprobs")
+    tokens = typed(logprobs.get("tokens"), list, "logprobs.tokens")
+    values = typed(logprobs.get("token_logprobs"), list, "logprobs.token_logprobs")
+    tops = typed(logprobs.get("top_logprobs") or [{}] * len(tokens), list, "logprobs.top_logprobs")
     if not len(tokens) == len(values) == len(tops):
-        raise _malformed(f"{len(tokens)} tokens, {len(values)} token_logprobs and {len(tops)} top_logprobs")
-    tops = [list(_typed(top or {}, dict, "top_logprobs[]").items()) for top in tops]
+        raise malformed(f"{len(tokens)} tokens, {len(values)} token_logprobs and {len(tops)} top_logprobs")
+    tops = [list(typed(top or {}, dict, "top_logprobs[]").items()) for top in tops]
     return list(zip(tokens, values, tops, strict=True))

@@ -11,7 +11,7 @@ from typing import Any
 
 import assay
 from assay.canonical import sha256_json, sha256_weights
-from assay.config import FAULT_SEPARATOR, PROJECT, Arm, Config, Family
+from assay.config import FAULT_SEPARATOR, PROJECT, Arm, Config, Family, MstarSpec, lookup
 from assay.errors import ConfigError
 from assay.fingerprint import fingerprint
 from assay.provenance import LIBRARIES, versions
@@ -86,7 +86,7 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
             "cache_dir": cache_dir,
             "host": HOST,
             "threads": config.site.threads,
-            "client": arm.client.model_dump(mode="json") | {"model": filled["client.model"]},
+            "client": _client(arm, filled["client.model"], entry.arm),
             "identity": arm.identity.model_dump(mode="json"),
             "instances": [
                 [item.model_dump(mode="json") for item in resolved.passes(number, config.settings.concurrency)]
@@ -140,6 +140,15 @@ def _templates(arm: Arm) -> Iterator[tuple[str, str]]:
     yield from ((f"argv[{index}]", text) for index, text in enumerate(arm.argv))
     yield from ((f"env.{key}", text) for key, text in arm.env.items())
     yield "client.model", arm.client.model
+
+
+def _client(arm: Arm, model: str, name: str) -> dict[str, Any]:
+    """The client of arm `name`, its model filled in; of several models' protocols only that one's."""
+    client = arm.client.model_dump(mode="json") | {"model": model}
+    if isinstance(arm.client, MstarSpec):
+        what = f"model of client.models in config/arms/{name}.yaml"
+        client["models"] = {model: lookup(client["models"], model, what)}
+    return client
 
 
 def _fill(template: str, values: Mapping[str, str | None], where: str) -> str:
