@@ -69,8 +69,11 @@ def create_app(fault: str | None = None, after: int = 0) -> FastAPI:
 def _form(content_type: str, body: bytes) -> dict[str, str]:
     message = email.message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
     assert message.get_content_type() == "multipart/form-data"
-    fields = [(part.get_param("name", header="content-disposition"), part) for part in message.get_payload()]
-    return {name: part.get_payload(decode=True).decode() for name, part in fields}
+    parts = message.get_payload()
+    assert all(part.get_filename() is None for part in parts)  # FastAPI answers 422 to a file where a field is due
+    return {
+        part.get_param("name", header="content-disposition"): part.get_payload(decode=True).decode() for part in parts
+    }
 
 
 def _chunks(modality: str, fault: str | None) -> list[Chunk]:

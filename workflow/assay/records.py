@@ -32,7 +32,7 @@ class ResponseStatus(StrEnum):
     STREAM_ERROR = "stream_error"  # an error sent in-band after HTTP 200, or a stream that stopped short
     EMPTY = "empty"
     MALFORMED = "malformed"  # HTTP 200 whose body is not what the protocol says
-    NONFINITE = "nonfinite"  # NaN or infinite logprobs
+    NONFINITE = "nonfinite"  # NaN or infinite logprobs or values
     NOT_SENT = "not_sent"  # the server was gone, or never came
 
 

@@ -9,11 +9,13 @@ Facts, read in https://github.com/mstar-project/mstar at 6666c623 (2026-08-17):
   `metadata.status` (same file); the Rust front end sends `{"error": message}` instead (rust/server/src/main.rs).
 - `model_kwargs.seed` wins over a seed drawn from the request's id, which is a new one each time
   (mstar/conductor/conductor.py). Sampling keys differ by model and stage, `max_output_tokens` is the limit of the text
-  stage (mstar/api_server/openai/adapters.py, mstar/model/*), and unknown keys are ignored.
+  stage (mstar/api_server/openai/adapters.py, mstar/model/*), and keys that a model does not know are ignored.
 - The prompt is one text that the model's own code puts into its template: there are no roles and no raw completions.
 - Sound is int16 without a header, its rate and channels in the chunk's metadata (mstar/api_server/data_worker.py);
   actions, latents and costs are float32, and `scalar` int64, without a shape (mstar/model/{pi05,vjepa2}).
 - Neither token ids, logprobs, token counts nor a finish reason are sent.
+- The OpenAI routes beside it write token counts of 0 and the finish reason `stop`, always; their stream leaves an error
+  out and ends as if nothing were wrong (mstar/api_server/openai/serving_chat.py; later versions send it).
 """
 
 from __future__ import annotations
@@ -90,6 +92,11 @@ def form(model: MstarModel, request: Mapping[str, Any]) -> dict[str, str]:
         "streaming": "true",
         "model_kwargs": json.dumps(kwargs | {"seed": request.get("seed", DEFAULT_SEED)}),
     }
+
+
+def multipart(fields: Mapping[str, str]) -> dict[str, tuple[None, str]]:
+    """`fields` for httpx, which makes a form multipart only for files: here files without a name, so plain fields."""
+    return {name: (None, value) for name, value in fields.items()}
 
 
 def _only_text(messages: Any) -> str:
@@ -238,8 +245,7 @@ async def read_answer(response: httpx.Response, answer: MstarAnswer, attempt: At
 
 async def _exchange(model: MstarModel, fields: Mapping[str, str], http: httpx.AsyncClient, attempt: Attempt) -> Row:
     answer = MstarAnswer()
-    parts = {name: (None, value) for name, value in fields.items()}  # no file name: a plain field of a multipart form
-    async with post(http, PATH, attempt, files=parts) as response:
+    async with post(http, PATH, attempt, files=multipart(fields)) as response:
         await read_answer(response, answer, attempt)
     return answer.row(model.outputs)
 
@@ -250,11 +256,11 @@ async def _lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
     async for chunk in chunks:
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            if line := b"".join([*parts, end]).strip():
+            if line := b"".join([*parts, end]):
                 yield line
             parts = []
         parts.append(rest)
-    if line := b"".join(parts).strip():
+    if line := b"".join(parts):
         yield line
 
 
