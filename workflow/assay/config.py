@@ -47,6 +47,7 @@ GateName = Literal[
     "G-support",
 ]
 CaveatCode = Literal[
+    "image_by_tag",
     "killed",
     "logprobs_missing",
     "logprobs_processed",
@@ -64,6 +65,8 @@ CaveatCode = Literal[
 ]
 FAULT_SEPARATOR = "+"
 PROJECT = "project"  # the environment that the workflow itself runs in
+TREE = "tree"  # the environment inside the checkout that an arm is served from
+DeviceKind = Literal["cpu", "amd", "nvidia"]
 
 T = TypeVar("T")
 
@@ -111,8 +114,15 @@ class HuggingFaceSource(Strict):
     kind: Literal["huggingface"]
     repo: str
     revision: str | None = Field(description="40 hex digits of a commit; null until somebody fills it in")
-    files: dict[str, Sha256] = Field(min_length=1, description="Path in the repository -> SHA-256")
+    files: dict[str, Sha256 | None] = Field(
+        min_length=1, description="Path in the repository -> SHA-256; null until somebody fills it in"
+    )
     licence: str
+
+    @property
+    def unpinned(self) -> list[str]:
+        """Files whose hash is not filled in."""
+        return [path for path, digest in self.files.items() if digest is None]
 
 
 class LocalSource(Strict):
@@ -154,12 +164,29 @@ Source = Annotated[
 # --- sites and arms ----------------------------------------------------------------------------------------------
 
 
+class SiteContainers(Strict):
+    """How a site runs containers."""
+
+    runtime: Literal["docker", "apptainer"]
+    user: str | None = Field(default=None, pattern=r"^\d+(:\d+)?$", description="uid[:gid]; null: the image's own")
+    groups: list[str] = Field(default=[], description="Groups, by name or id, that may open the devices")
+    ulimits: bool = Field(default=True, description="Whether servers get the ulimits that their arm asks for")
+    memory_gib: float | None = Field(default=None, gt=0, description="Limit of one container; null: none")
+    pids_limit: int | None = Field(default=None, gt=0, description="Limit of one container; null: none")
+
+    @model_validator(mode="after")
+    def _takes_what_the_runtime_knows(self) -> SiteContainers:
+        if self.runtime == "apptainer" and (self.user or self.groups):
+            raise ValueError("apptainer runs servers as you, in your groups: take `user` and `groups` out")
+        return self
+
+
 class Site(Strict):
     """Where runs happen."""
 
     description: str
-    device: Literal["cpu", "amd", "nvidia"]
-    launcher: Literal["process"]
+    device: DeviceKind
+    container: SiteContainers | None = Field(default=None, description="null: no containers here")
     arms: list[Name] = Field(min_length=1, description="Arms that can be started here")
     threads: int = Field(ge=1, description="OMP_NUM_THREADS of each server and each reference process")
     cache_dir: str = Field(description="Engine caches; may use environment variables")
@@ -171,13 +198,19 @@ class ServedIdentity(Strict):
     module: str = Field(description="Python module that serves; read in the server's interpreter")
     distribution: str = Field(description="Distribution that holds the module")
     version_route: str | None = Field(default=None, description="HTTP route that reports a version, if any")
+    health_route: str | None = Field(default=None, description="HTTP route whose status is recorded; no proof of life")
+    native: list[Annotated[str, Field(pattern=r"^\w+$")]] = Field(
+        default=[], description="Extension modules built from the arm's own tree"
+    )
 
 
 class OpenAISpec(Strict):
     """How to talk to an arm that has OpenAI's chat and completions routes."""
 
     protocol: Literal["openai"]
-    routes: dict[Literal["chat", "completion"], str] = Field(min_length=1, description="Item kind -> HTTP path")
+    routes: dict[Literal["chat", "completion", "image"], str] = Field(
+        min_length=1, description="Item kind -> HTTP path"
+    )
     model: str = Field(description="Model name to send; a template like argv")
     stream: bool = False
     logprobs: bool = Field(description="Whether to ask for logprobs and top_logprobs")
@@ -264,16 +297,70 @@ class Pass(Strict):
 Passes = Annotated[list[Pass], Field(min_length=1), AfterValidator(_once)]
 
 
+class Image(Strict):
+    """A container image. What runs is the digest; the tag is for people."""
+
+    repository: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*(:\d+/[a-z0-9._-]+)?(/[a-z0-9._-]+)*$")
+    tag: str = Field(pattern=r"^\w[\w.-]{0,127}$")
+    digest: str | None = Field(pattern=r"^sha256:[0-9a-f]{64}$", description="null: refused, unless `allow_tag` is set")
+
+
+Environment = dict[str, str]
+Caches = dict[Name, Annotated[list[str], Field(min_length=1)]]
+
+
+class ArmDevice(Strict):
+    """What an arm needs on one kind of device, besides what it needs on all."""
+
+    image: Image | None = Field(default=None, description="Of a container")
+    env: Environment = {}
+    caches: Caches = {}
+
+
+class Process(Strict):
+    """Launcher: a process tree on the machine itself."""
+
+    environment: Name = Field(
+        description="'project', 'tree' (the checkout's own .venv), or the name of a lock under config/environments/"
+    )
+    tree: Name | None = Field(
+        default=None, description="Checkout it is served from; its path is `trees` in the settings"
+    )
+    side_ports: list[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]] = Field(
+        default=[], description="Ports besides {port} that every instance gets for itself, as {side_port_NAME}"
+    )
+
+    @model_validator(mode="after")
+    def _names_the_tree_it_is_in(self) -> Process:
+        if self.environment == TREE and self.tree is None:
+            raise ValueError("environment is 'tree', but `tree` names none")
+        return self
+
+
+class Container(Strict):
+    """Launcher: a container."""
+
+    shm_gib: float | None = Field(default=None, gt=0, description="Size of /dev/shm; null: the engine's default")
+    ulimits: dict[Literal["memlock", "nofile", "stack"], int] = Field(default={}, description="-1: unlimited")
+    ipc_host: bool = Field(default=False, description="Share the machine's IPC namespace")
+    host_network: bool = Field(default=False, description="Share the machine's network")
+
+
 class Arm(Strict):
-    """An engine launched one way."""
+    """An engine launched one way: exactly one of `process` and `container` says by what."""
 
     description: str
     recipe: str = Field(description="Where the launch line comes from; a note for readers, in no plan")
     recipe_date: date = Field(description="When the launch line was last compared with its recipe")
-    launcher: Literal["process"]
-    environment: Name = Field(description="'project', or the name of a lock under config/environments/")
+    process: Process | None = None
+    container: Container | None = None
     argv: list[str] = Field(min_length=1, description="Command; {placeholders} are filled by the serve plan")
-    env: dict[str, str] = Field(default={}, description="Environment variables added for the server; templates too")
+    env: Environment = Field(default={}, description="Environment variables added for the server; templates too")
+    caches: Caches = Field(
+        default={}, description="Kind of cache -> variables set to its folder, which is kept per arm and image"
+    )
+    devices: dict[DeviceKind, ArmDevice] = Field(default={}, description="Kinds it runs on; empty: it uses none")
+    gpus: int = Field(default=0, ge=0, description="Devices of one instance, where the config does not say")
     weights: Literal["transformers", "gguf"] = Field(default="transformers", description="Weight format it loads")
     dtypes: list[Dtype] = Field(min_length=1, description="dtypes it can serve")
     identity: ServedIdentity
@@ -291,6 +378,49 @@ class Arm(Strict):
         if not any("{port}" in word for word in self.argv):
             raise ValueError("argv has no {port}: the server must listen on the port it is given")
         return self
+
+    @model_validator(mode="after")
+    def _has_one_launcher(self) -> Arm:
+        if (self.process is None) == (self.container is None):
+            found = "neither" if self.process is None else "both"
+            raise ValueError(f"an arm has one launcher section, `process` or `container`; this one has {found}")
+        images = {kind for kind, device in self.devices.items() if device.image}
+        if self.process and images:
+            raise ValueError(f"devices.{min(images)}.image: a process has no image; move the arm to `container`")
+        if self.container and (not self.devices or images != self.devices.keys()):
+            missing = min(self.devices.keys() - images, default="KIND")
+            raise ValueError(f"devices.{missing}.image is missing: a container needs one for each kind of device")
+        return self
+
+    @model_validator(mode="after")
+    def _says_how_many_devices(self) -> Arm:
+        if bool(self.devices.keys() - {"cpu"}) != bool(self.gpus):
+            raise ValueError(f"devices are {', '.join(sorted(self.devices)) or 'not given'}, but gpus is {self.gpus}")
+        return self
+
+
+class VariantDevice(Strict):
+    """What a variant changes on one kind of device."""
+
+    env: Environment
+
+
+class VariantProcess(Strict):
+    """What a variant changes of a process."""
+
+    tree: Name
+
+
+class Variant(Strict):
+    """An arm that is another one but for its environment variables or its checkout."""
+
+    like: Name = Field(description="The arm that it is a variant of")
+    description: str
+    recipe: str = Field(description="Where the difference comes from; a note for readers, in no plan")
+    recipe_date: date = Field(description="When the launch line was last compared with its recipe")
+    env: Environment = {}
+    devices: dict[DeviceKind, VariantDevice] = {}
+    process: VariantProcess | None = None
 
 
 # --- log rules ---------------------------------------------------------------------------------------------------
@@ -460,9 +590,12 @@ class ServedConfig(Strict):
     arm: Name
     tier: Tier = "smoke"
     dtype: Dtype = "float32"
+    gpus: int | None = Field(default=None, ge=1, description="Devices of one instance, instead of the arm's own")
     instances: list[Passes] | None = Field(default=None, min_length=1, description="Instead of the arm's own")
     gates: dict[str, Any] = Field(default={}, description="Overrides of the family's gate options")
-    deployment: bool = Field(default=True, description="Whether a deployment file of this name must exist")
+    deployment: bool | Name = Field(
+        default=True, description="Whether a deployment file of this name must exist; a name: of that name instead"
+    )
     known_wrong: str | None = Field(default=None, description="Why it must FAIL: `gate` stops when it does not")
 
 
@@ -492,6 +625,8 @@ class Settings(Strict):
 
     site: Name
     concurrency: int | None = Field(default=None, ge=1, description="Override of the concurrency under load")
+    allow_tag: bool = Field(default=False, description="Run images that have no digest by their tag; a caveat says so")
+    trees: dict[Name, str] = Field(default={}, description="Checkouts to serve from: name -> path")
     accepted_caveats: list[CaveatCode] | None = Field(
         default=None, description="Caveat codes `gate` accepts; null: all"
     )
@@ -501,12 +636,20 @@ class Settings(Strict):
 ConfigEntry = ServedConfig | UnsupportedConfig
 
 
+def deployment_of(name: str, entry: ConfigEntry) -> str | None:
+    """Name of the deployment file that the config called `name` is about; None: it is about none."""
+    if isinstance(entry.deployment, str):
+        return entry.deployment
+    return name if entry.deployment else None
+
+
 class Config(Strict):
     """Everything under `config/`, checked."""
 
     settings: Settings
     site: Site
     arms: dict[str, Arm]
+    variants: dict[str, str] = Field(default={}, description="Arm -> the arm whose file holds the rest of it")
     families: dict[str, Family]
     configs: dict[str, ConfigEntry]
     sources: dict[str, Source]
@@ -526,6 +669,11 @@ class Config(Strict):
                 f"source '{model}': its families judge it at {len(dtypes)} dtypes {sorted(dtypes)}, not one"
             )
         return dtypes.pop()
+
+    def offered(self, name: str) -> bool:
+        """Whether this site can say something of config `name`: it has its arm, or there is none."""
+        entry = self.configs[name]
+        return isinstance(entry, UnsupportedConfig) or entry.arm in self.site.arms
 
     def resolve(self, name: str) -> Resolved:
         """The config called `name` (or `NAME+FAULT`), with everything it refers to.
@@ -573,6 +721,17 @@ class Resolved(Strict):
         """Passes of each server instance: the config's, or its arm's."""
         entry, _, arm = self.served
         return entry.instances or arm.instances
+
+    @property
+    def gpus(self) -> int:
+        """Devices of one instance: the config's, or its arm's."""
+        entry, _, arm = self.served
+        return entry.gpus or arm.gpus
+
+    @property
+    def deployment(self) -> str | None:
+        """Name of the deployment file that the config is about; None: it is about none."""
+        return deployment_of(self.name.partition(FAULT_SEPARATOR)[0], self.entry)
 
     @property
     def sets(self) -> list[str]:
@@ -652,6 +811,22 @@ def _read_folder(folder: Path, kind: type[BaseModel]) -> dict[str, Any]:
     return {path.stem: parse(kind, read_yaml(path), str(path)) for path in sorted(folder.glob("*.yaml"))}
 
 
+def _read_arms(folder: Path) -> tuple[dict[str, Arm], dict[str, str]]:
+    """Every arm, variants filled in; and each variant's base."""
+    raw = {path.stem: parse(dict[str, Any], read_yaml(path), str(path)) for path in sorted(folder.glob("*.yaml"))}
+    variants = {
+        name: parse(Variant, content, f"{folder}/{name}.yaml") for name, content in raw.items() if "like" in content
+    }
+    for name, variant in variants.items():
+        where = f"{folder}/{name}.yaml: like"
+        base = _refer(raw, variant.like, "arm", where)
+        if variant.like in variants:
+            raise ConfigError(f"{where}: '{variant.like}' is a variant itself; name the arm that it is like")
+        raw[name] = merge(base, variant.model_dump(exclude={"like"}, exclude_unset=True))
+    arms = {name: parse(Arm, content, f"{folder}/{name}.yaml") for name, content in raw.items()}
+    return arms, {name: variant.like for name, variant in variants.items()}
+
+
 def _read_map(path: Path, kind: Any) -> dict[str, Any]:
     content = parse(dict[Name, Any], read_yaml(path) or {}, str(path))
     return {key: parse(kind, value, f"{path}: {key}") for key, value in content.items()}
@@ -689,10 +864,12 @@ def load(settings: Mapping[str, Any], folder: str | Path = "config") -> Config:
     sites = _read_folder(folder / "sites", Site)
     path = folder / "configs.yaml"
     entries = parse(dict[Name, Any], read_yaml(path) or {}, str(path))
+    arms, variants = _read_arms(folder / "arms")
     config = Config(
         settings=chosen,
         site=lookup(sites, chosen.site, "site"),
-        arms=_read_folder(folder / "arms", Arm),
+        arms=arms,
+        variants=variants,
         families=_read_folder(folder / "families", Family),
         configs={key: parse_entry(value, f"{path}: {key}") for key, value in entries.items()},
         sources=_read_map(folder / "sources.yaml", Source),
@@ -704,28 +881,16 @@ def load(settings: Mapping[str, Any], folder: str | Path = "config") -> Config:
 
 
 def _check_references(config: Config, folder: Path) -> None:
-    for name in config.site.arms:
-        _refer(config.arms, name, "arm", f"{folder}/sites/{config.settings.site}.yaml: arms")
+    _check_site(config, folder)
     for name, entry in config.configs.items():
-        if isinstance(entry, UnsupportedConfig):
-            continue
-        where = f"{folder}/configs.yaml: {name}"
-        family = _refer(config.families, entry.family, "family", where)
-        arm = _refer(config.arms, entry.arm, "arm", where)
-        if entry.dtype not in arm.dtypes:
-            raise ConfigError(f"{where}: arm '{entry.arm}' serves {arm.dtypes}, not {entry.dtype}")
-        if entry.tier not in family.sets:
-            raise ConfigError(f"{where}: family '{entry.family}' has no sample sets for tier '{entry.tier}'")
-        if arm.weights not in family.model.weights:
-            raise ConfigError(f"{where}: family '{entry.family}' has no weights in format '{arm.weights}'")
-        if entry.tier not in family.reference.floor:
-            raise ConfigError(f"{where}: family '{entry.family}' has no reference.floor for tier '{entry.tier}'")
-        _gates(family, entry, where)
+        if isinstance(entry, ServedConfig):
+            _check_config(config, entry, f"{folder}/configs.yaml: {name}")
     for name, arm in config.arms.items():
-        lock = folder / "environments" / f"{arm.environment}.txt"
-        if arm.environment != PROJECT and not lock.is_file():
+        environment = arm.process.environment if arm.process else PROJECT
+        lock = folder / "environments" / f"{environment}.txt"
+        if environment not in (PROJECT, TREE) and not lock.is_file():
             raise ConfigError(
-                f"{folder}/arms/{name}.yaml: environment '{arm.environment}' has no lock; add {lock} or use '{PROJECT}'"
+                f"{folder}/arms/{name}.yaml: environment '{environment}' has no lock; add {lock} or use '{PROJECT}'"
             )
         for rules in arm.log_rules:
             _refer(config.log_rules, rules, "file of log rules", f"{folder}/arms/{name}.yaml: log_rules")
@@ -742,6 +907,42 @@ def _check_references(config: Config, folder: Path) -> None:
             _refer(config.sources, pin.origin, "source", f"{folder}/sources.yaml: {name}: origin")
 
 
+def _check_site(config: Config, folder: Path) -> None:
+    """That the site can start every arm it offers, and that the settings name no tree in vain."""
+    site, where = config.site, f"{folder}/sites/{config.settings.site}.yaml"
+    for name in site.arms:
+        arm = _refer(config.arms, name, "arm", f"{where}: arms")
+        if arm.container and site.container is None:
+            raise ConfigError(
+                f"{where}: arms: '{name}' runs in a container, and this site runs none; add `container: {{runtime: "
+                "docker}` (or apptainer), or take the arm out"
+            )
+        if arm.devices and site.device not in arm.devices:
+            raise ConfigError(
+                f"{where}: arms: '{name}' runs on {', '.join(sorted(arm.devices))}, and this site's device is "
+                f"{site.device}; take the arm out, or give it `devices.{site.device}` in {folder}/arms/{name}.yaml"
+            )
+    trees = {arm.process.tree: name for name, arm in config.arms.items() if arm.process and arm.process.tree}
+    for name in config.settings.trees:
+        _refer(trees, name, "tree", f"{folder}/config.yaml: trees")
+
+
+def _check_config(config: Config, entry: ServedConfig, where: str) -> None:
+    family = _refer(config.families, entry.family, "family", where)
+    arm = _refer(config.arms, entry.arm, "arm", where)
+    if entry.dtype not in arm.dtypes:
+        raise ConfigError(f"{where}: arm '{entry.arm}' serves {arm.dtypes}, not {entry.dtype}")
+    if entry.tier not in family.sets:
+        raise ConfigError(f"{where}: family '{entry.family}' has no sample sets for tier '{entry.tier}'")
+    if arm.weights not in family.model.weights:
+        raise ConfigError(f"{where}: family '{entry.family}' has no weights in format '{arm.weights}'")
+    if entry.tier not in family.reference.floor:
+        raise ConfigError(f"{where}: family '{entry.family}' has no reference.floor for tier '{entry.tier}'")
+    if entry.gpus and not arm.gpus:
+        raise ConfigError(f"{where}: gpus is {entry.gpus}, but arm '{entry.arm}' uses none; take it out")
+    _gates(family, entry, where)
+
+
 def _refer(mapping: Mapping[str, T], key: str, what: str, where: str) -> T:
     try:
         return lookup(mapping, key, what)
@@ -754,7 +955,7 @@ def _refer(mapping: Mapping[str, T], key: str, what: str, where: str) -> T:
 SCHEMA_MODELS: dict[str, Any] = {
     "config": Settings,
     "site": Site,
-    "arm": Arm,
+    "arm": Arm | Variant,
     "family": Family,
     "configs": dict[str, ServedConfig | UnsupportedConfig],
     "sources": dict[str, Source],

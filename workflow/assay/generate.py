@@ -19,9 +19,11 @@ from assay.client.openai import OpenAIPlan
 from assay.client.transport import Plan, not_sent, probe_generation, send_set
 from assay.config import ClientSpec, MstarSpec, parse
 from assay.engines.identity import Identity, changed, measure
-from assay.engines.plan import effective_options, server_environment
-from assay.engines.process import POLL_S, Cleanup, Death, Launch, Probe, Server, StartFailure, serve
-from assay.errors import ServerError, SourceError, StoreError
+from assay.engines.instance import State, cache_states, instance_folder, make_cache_folders
+from assay.engines.plan import HOST, effective_options, fill_instance, server_environment
+from assay.engines.process import POLL_S, Cleanup, Death, Launch, Probe, Server, StartFailure, free_port, serve
+from assay.engines.tree import wrong_tree
+from assay.errors import ServerError, SourceError
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import ResponseStatus
@@ -69,6 +71,7 @@ class _Run:
     ready_s: float | None = None
     failure: StartFailure | None = None
     death: Death | None = None
+    caches: dict[str, State | None] = field(default_factory=dict)  # before the start
 
 
 def generate(
@@ -86,7 +89,7 @@ def generate(
         send: the client.
 
     Raises:
-        ServerError: the plan says the config is unsupported.
+        ServerError: the plan says the config is unsupported, or the server runs another checkout than the plan's.
         SourceError: the weights are not those of the plan; nothing was started.
         StoreError: a set cannot be read or a result not written; results of earlier runs stay.
         KeyboardInterrupt, SystemExit: interrupted; the server is stopped and `outputs.cleanup` written first.
@@ -117,19 +120,22 @@ def _check_weights(model: Mapping[str, Any]) -> None:
 def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outputs: Outputs, send: Send) -> _Run:
     spec = parse(ClientSpec, plan["client"], "the serve plan's client")
     base = dict(os.environ)
-    run = _Run()
+    run = _Run(caches=cache_states(plan))
     passes = [(f"served_{instance}_{item['name']}", item["concurrency"]) for item in plan["instances"][instance]]
-    _make_cache_folders(plan)
+    make_cache_folders(plan)
     try:
-        with serve(launch(plan, base), outputs.server_log, _probe(spec), _recorder(outputs.cleanup)) as server:
+        with (
+            instance_folder(plan) as folder,
+            serve(launch(plan, base, folder), outputs.server_log, _probe(spec), _recorder(outputs.cleanup)) as server,
+        ):
             run.ready_s = server.ready_s
-            run.start = measure(server, plan, base)
+            run.start = _measure(server, plan, base)
             client = client_plan(spec, server.base_url)
             for arm, concurrency in passes:
                 run.rows += asyncio.run(_walk(server, client, items, arm, concurrency, send))
             run.death = server.death()
             if run.death is None:
-                run.end = measure(server, plan, base)
+                run.end = _measure(server, plan, base)
     except StartFailure as failure:
         log.error("%s", failure)
         run.failure = failure
@@ -137,15 +143,31 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
     return run
 
 
-def launch(plan: Mapping[str, Any], base: Mapping[str, str]) -> Launch:
-    """What to start for a serve plan, in the environment `base`."""
+def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path) -> Launch:
+    """What to start for one instance of a serve plan.
+
+    Args:
+        plan: a serve plan.
+        base: the environment we run in.
+        folder: the instance's own.
+    """
+    ports = {name: free_port(HOST) for name in plan["side_ports"]}
+    argv, env = fill_instance(plan, str(folder), ports)
     return Launch(
-        argv=tuple(plan["argv"]),
-        env=server_environment(plan, base),
+        argv=tuple(argv),
+        env=server_environment({**plan, "env": env}, base),
         host=plan["host"],
         start_limit_s=plan["limits"]["start_limit_s"],
         stop_grace_s=plan["limits"]["stop_grace_s"],
     )
+
+
+def _measure(server: Server, plan: Mapping[str, Any], base: Mapping[str, str]) -> Identity:
+    """Measure the server. Raises ServerError when it runs another checkout than the plan's: a wrong set-up of ours."""
+    identity = measure(server, plan, base)
+    if why := wrong_tree(identity, plan):
+        raise ServerError(f"config '{plan['config']}': {why}")
+    return identity
 
 
 async def _walk(server: Server, client: Plan, items: list[Row], arm: str, concurrency: int, send: Send) -> list[Row]:
@@ -192,15 +214,6 @@ def _recorder(path: Path) -> Callable[[Cleanup], None]:
     return lambda cleanup: write_json(path, asdict(cleanup))
 
 
-def _make_cache_folders(plan: Mapping[str, Any]) -> None:
-    """Make the folders under `cache_dir` that the server's environment names: not every engine makes its own."""
-    for folder in (value for value in plan["env"].values() if Path(value).is_relative_to(plan["cache_dir"])):
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot make cache folder {folder}: {error.strerror}") from error
-
-
 def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[str, Any]:
     failure = run.failure
     return {
@@ -213,6 +226,7 @@ def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[
         "startup": {
             "ready": failure is None,
             "seconds": round(failure.seconds if failure else run.ready_s or 0.0, 3),
+            "caches": run.caches,
             "failure": None
             if failure is None
             else {

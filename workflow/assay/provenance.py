@@ -38,10 +38,15 @@ def git_state(file: str | Path) -> GitState:
     path = Path(file)
     if _git(path.parent, "ls-files", "--error-unmatch", path.name) is None:
         return GitState(commit=None, tree=None, dirty=None)
-    changes = _git(path.parent, "status", "--porcelain", "--", ".")
+    return folder_state(path.parent)
+
+
+def folder_state(folder: str | Path) -> GitState:
+    """State of the git checkout that `folder` lies in, and of the folder itself."""
+    changes = _git(Path(folder), "status", "--porcelain", "--", ".")
     return GitState(
-        commit=_git(path.parent, "rev-parse", "HEAD"),
-        tree=_git(path.parent, "rev-parse", "HEAD:./"),
+        commit=_git(Path(folder), "rev-parse", "HEAD"),
+        tree=_git(Path(folder), "rev-parse", "HEAD:./"),
         dirty=None if changes is None else bool(changes),
     )
 

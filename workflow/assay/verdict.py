@@ -114,6 +114,7 @@ def _config_info(plan: Mapping[str, Any], judged: Mapping[str, Any]) -> ConfigIn
         dtype=plan["dtype"],
         tier=plan["tier"],
         fault=plan["fault"],
+        image_by_tag=plan.get("image_by_tag"),
         weights_sha256=plan["model"]["weights_sha256"],
         judge_weights_sha256=judged["weights_sha256"],
     )

@@ -2,7 +2,7 @@
 from snakemake.exceptions import WorkflowError
 
 from assay import config as assay_config
-from assay.engines.plan import recorded_plan, serve_plan
+from assay.engines.plan import describe, recorded_plan, serve_plan
 from assay.errors import AssayError
 from assay.fingerprint import fingerprint
 from assay.provenance import LIBRARIES, versions
@@ -23,9 +23,13 @@ VERSIONS = versions(LIBRARIES)  # of what computes the reference
 RUN_FIRST = "run it once without the rescore profile"
 
 
+def site_configs():
+    return [name for name in CONFIG.configs if CONFIG.offered(name)]
+
+
 def all_verdicts(wildcards):
-    """A verdict for every known config, unsupported ones included; when rescoring, for every one with a record."""
-    names = [name for name in CONFIG.configs if not CONFIG.settings.rescore or for_people(recorded_plan, name)]
+    """A verdict for every config that this site offers, unsupported ones included; when rescoring, that has a record."""
+    names = [name for name in site_configs() if not CONFIG.settings.rescore or for_people(recorded_plan, name)]
     if not names:
         raise WorkflowError(f"nothing is recorded of any config: {RUN_FIRST}")
     return [f"results/verdicts/{name}.json" for name in names]
@@ -33,7 +37,7 @@ def all_verdicts(wildcards):
 
 def known_wrong():
     """Configs that must FAIL."""
-    return sorted(name for name, entry in CONFIG.configs.items() if getattr(entry, "known_wrong", None))
+    return sorted(name for name in site_configs() if getattr(CONFIG.configs[name], "known_wrong", None))
 
 
 def code(stage):
@@ -53,6 +57,11 @@ def plan(wildcards):
     if recorded is None:
         raise WorkflowError(f"nothing is recorded of config '{wildcards.config}': {RUN_FIRST}")
     return recorded
+
+
+def plan_shown(wildcards):
+    """The serve plan for a person: `snakemake -n` prints it."""
+    return describe(plan(wildcards))
 
 
 def sets_of(wildcards):
@@ -97,9 +106,11 @@ def served_manifest(wildcards):
 
 
 def served_environment(wildcards):
-    """Manifest of the environment that a config's server runs in; the project's own has none."""
-    name = plan(wildcards)["environment"]["name"]
-    return [] if name == assay_config.PROJECT else f"resources/environments/{name}/manifest.json"
+    """Manifest of the environment that a config's server runs in; the project's, a checkout's and an image's have none."""
+    environment = plan(wildcards)["environment"]
+    if environment is None or environment["name"] in (assay_config.PROJECT, assay_config.TREE):
+        return []
+    return f"resources/environments/{environment['name']}/manifest.json"
 
 
 def recipe(wildcards):

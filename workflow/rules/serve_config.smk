@@ -12,6 +12,9 @@ rule serve_config:
         runtime=1,
     params:
         plan=plan,
+        shown=plan_shown,
         code=code("serve_config"),
+    message:
+        "{params.shown}"
     script:
         "../scripts/serve_config.py"

@@ -21,6 +21,7 @@ import psutil
 
 from assay.canonical import sha256_lines
 from assay.engines.process import Server, listeners
+from assay.engines.tree import native_modules
 from assay.provenance import GitState, git_state
 
 INTERPRETER_LIMIT_S = 120
@@ -73,6 +74,8 @@ class Identity:
     packages_sha256: str | None  # of "name==version" of every distribution the interpreter sees
     packages: int | None
     version_route: Any  # what the server itself answers
+    health: int | None  # HTTP status of its health route
+    native: dict[str, list[str]] | None  # extension module of the arm's tree -> files of it that are mapped
 
 
 def measure(server: Server, plan: Mapping[str, Any], base: Mapping[str, str]) -> Identity:
@@ -111,16 +114,20 @@ def measure(server: Server, plan: Mapping[str, Any], base: Mapping[str, str]) ->
         packages_sha256=sha256_lines(asked["packages"]) if "packages" in asked else None,
         packages=len(asked["packages"]) if "packages" in asked else None,
         version_route=_ask_route(server.base_url, spec["version_route"]),
+        health=_ask_health(server.base_url, spec["health_route"]),
+        native=native_modules(server.tree(), spec["native"]),
     )
 
 
 def changed(start: Identity, end: Identity) -> list[str]:
     """Names of the fields that differ between two measurements of what should be one server.
 
-    A commit to another folder of the module's checkout changes nothing that serves: `tree` and `dirty` tell.
+    A commit to another folder of the module's checkout changes nothing that serves: `tree` and `dirty` tell. An
+    extension module may be loaded late: `assay.engines.tree` judges both measurements by themselves.
     """
     first, second = asdict(start), asdict(end)
-    return [name for name in first if name not in ("measured_utc", "commit") and first[name] != second[name]]
+    passed_over = ("measured_utc", "commit", "native")
+    return [name for name in first if name not in passed_over and first[name] != second[name]]
 
 
 def _process(pid: int) -> dict[str, Any]:
@@ -168,6 +175,15 @@ def _ask_route(base_url: str, route: str | None) -> Any:
         return response.json()
     except ValueError:
         return response.text[:1000]
+
+
+def _ask_health(base_url: str, route: str | None) -> int | None:
+    if route is None:
+        return None
+    try:
+        return httpx.get(base_url + route, timeout=ROUTE_LIMIT_S, trust_env=False).status_code
+    except httpx.HTTPError:
+        return None
 
 
 def _boot_id() -> str | None:

@@ -6,15 +6,32 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import assay
 from assay.canonical import sha256_json, sha256_weights
-from assay.config import FAULT_SEPARATOR, PROJECT, Arm, Config, Family, MstarSpec, lookup
+from assay.config import (
+    FAULT_SEPARATOR,
+    PROJECT,
+    TREE,
+    Arm,
+    ArmDevice,
+    Config,
+    DeviceKind,
+    HuggingFaceSource,
+    Image,
+    MstarSpec,
+    Process,
+    Resolved,
+    lookup,
+)
 from assay.errors import ConfigError
 from assay.fingerprint import fingerprint
-from assay.provenance import LIBRARIES, versions
+from assay.provenance import LIBRARIES, folder_state, versions
 from assay.records import JUDGE
 from assay.store import read_json, run_options
 
@@ -22,16 +39,71 @@ SCHEMA_VERSION = "assay/serve/1"
 HOST = "127.0.0.1"
 RESOURCES = "resources"
 EMBEDDED = Path(assay.__file__).parent / "embedded/__main__.py"
+MODELS, CACHES = "/models", "/caches"  # where a container finds them
+CONTAINER_PORT = 8000  # in a network of its own
+GIB = 2**30
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+_NO_VALUE = {
+    "gguf_file": "set model.gguf_file in the family's file",
+    "deployment": "set `deployment` of the config",
+    "python": "a container has its own; name it as the image does",
+    "tree": "set process.tree in the arm's file",
+    "instance_dir": "a container has its own files; use a folder of the image",
+    "hub_dir": "it takes a process, and weights from a Hugging Face source",
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a server needs to use a kind of device."""
+
+    devices: tuple[str, ...] = ()  # device nodes of a container
+    cap_add: tuple[str, ...] = ()
+    security_opt: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+ACCESS: dict[DeviceKind, Access] = {
+    "cpu": Access(),
+    # https://rocm.docs.amd.com/projects/ai-ecosystem/en/latest/inference/vllm.html
+    "amd": Access(("/dev/kfd", "/dev/dri"), cap_add=("SYS_PTRACE",), security_opt=("seccomp=unconfined",)),
+    # The default order is by speed: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    "nvidia": Access(env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+}
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What a plan is made of."""
+
+    config: Config
+    resolved: Resolved
+    kind: DeviceKind
+    device: ArmDevice
+    model: dict[str, Any]
+    caches: dict[str, str]  # kind -> folder
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What one launcher adds to a plan."""
+
+    sections: dict[str, Any]
+    values: dict[str, str | None]  # of its placeholders; None: it has none
+    caches: dict[str, str]  # kind -> folder, as the server sees it
 
 
 def serve_plan(config: Config, name: str) -> dict[str, Any]:
     """The serve plan of the config called `name` (or `NAME+FAULT`), JSON-able.
 
     All of it but `schema_version` and `options_sha256` are the run's effective options: what the outputs depend on.
-    Paths are relative to the workflow directory. Only `{port}` is left open in `argv`: the kernel gives it at start.
+    Paths are relative to the workflow directory. Left open in `argv` and `env` is what differs between instances, see
+    `fill_instance`: `{port}` (the kernel gives it at start), `{instance_dir}` and `{side_port_NAME}`; of a container
+    `{host}` and `{port}`. Which devices it gets is the lease's to say.
     `model.weights_sha256` is null until `complete_plan` has seen the weights: such a plan is to be looked at, not run.
+    So is one whose `refused` is not empty: it says what has to be filled in first.
 
     Args:
         config: the checked configuration.
@@ -42,8 +114,7 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
     """
     resolved = config.resolve(name)
     if resolved.unsupported is not None:
-        family = getattr(resolved.entry, "family", None)
-        return _sealed({"config": name, "family": family, "unsupported": resolved.unsupported})
+        return _skipped(resolved, resolved.unsupported)
     entry, family, arm = resolved.served
     if entry.arm not in config.site.arms:
         raise ConfigError(
@@ -51,26 +122,32 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
             f"(it has: {', '.join(config.site.arms)}); choose another site, or add the arm to "
             f"config/sites/{config.settings.site}.yaml if its engine runs there"
         )
-    model = _model(family, arm)
-    python = _python(arm.environment)
-    cache_dir = _expanded(config.site.cache_dir, f"config/sites/{config.settings.site}.yaml: cache_dir")
+    if absent := _absent_tree(config, entry.arm, arm):
+        return _skipped(resolved, absent)
+    chosen = _choose(config, resolved)
+    kind, device, model = chosen.kind, chosen.device, chosen.model
+    launch = _in_process(chosen, arm.process) if arm.process else _in_container(chosen)
     values = {
-        "python": python,
-        "model_dir": model["directory"],
-        "gguf_file": model["gguf_file"],
+        **launch.values,
         "dtype": entry.dtype,
-        "host": HOST,
-        "port": "{port}",
         "threads": str(config.site.threads),
         "served_name": family.model.name,
-        "cache_dir": cache_dir,
+        "context": str(family.model.context),
+        "gpus": str(resolved.gpus),
+        "deployment": resolved.deployment,
     }
     fault_argv = ["--fault", resolved.fault.argument] if resolved.fault else []
-    filled = {where: _fill(text, values, f"config/arms/{entry.arm}.yaml: {where}") for where, text in _templates(arm)}
+    environment = {**ACCESS[kind].env, **arm.env, **device.env}
+    filled = {
+        where: _fill(text, values, f"config/arms/{entry.arm}.yaml: {where}")
+        for where, text in _templates(arm, environment)
+    }
     return _sealed(
         {
             "config": name,
             "unsupported": None,
+            "refused": _refused(chosen),
+            "image_by_tag": _unpinned(chosen.device.image) if config.settings.allow_tag else None,
             "fault": resolved.fault.argument if resolved.fault else None,
             "fault_name": name.partition(FAULT_SEPARATOR)[2] or None,
             "family": entry.family,
@@ -79,11 +156,14 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
             "tier": entry.tier,
             "dtype": entry.dtype,
             "site": config.settings.site,
+            "device": kind,
+            "gpus": resolved.gpus,
             "model": model,
-            "environment": {"name": arm.environment, "python": python, **_project_code(arm)},
+            **launch.sections,
             "argv": [filled[f"argv[{index}]"] for index in range(len(arm.argv))] + fault_argv,
-            "env": {key: filled[f"env.{key}"] for key in arm.env},
-            "cache_dir": cache_dir,
+            "env": {key: filled[f"env.{key}"] for key in environment}
+            | {variable: launch.caches[cache] for cache, names in _cache_variables(arm, device) for variable in names},
+            "caches": chosen.caches,
             "host": HOST,
             "threads": config.site.threads,
             "client": _client(arm, filled["client.model"], entry.arm),
@@ -105,6 +185,34 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
     )
 
 
+def fill_instance(
+    plan: Mapping[str, Any], instance_dir: str, side_ports: Mapping[str, int]
+) -> tuple[list[str], dict[str, str]]:
+    """`argv` and `env` of one instance; `{port}` stays open, since a port that is taken is given up for another.
+
+    Args:
+        plan: a serve plan.
+        instance_dir: a folder that no other instance uses.
+        side_ports: a port for each name in the plan's `side_ports`.
+    """
+    values = {"instance_dir": instance_dir, **{f"side_port_{name}": str(port) for name, port in side_ports.items()}}
+
+    def fill(text: str) -> str:
+        return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
+
+    return [fill(word) for word in plan["argv"]], {name: fill(value) for name, value in plan["env"].items()}
+
+
+def describe(plan: Mapping[str, Any]) -> str:
+    """A plan for a person: what stands in its way or has to be known of it, then the rest as YAML."""
+    lines = [f"serve plan of {plan['config']}"]
+    lines += [f"WILL NOT RUN: {reason}" for reason in plan.get("refused", [])]
+    if plan.get("image_by_tag"):
+        lines.append(f"IMAGE BY TAG: {plan['image_by_tag']} has no digest, and may be another image tomorrow")
+    rest = {key: value for key, value in plan.items() if key != "refused"}
+    return "\n".join([*lines, yaml.safe_dump(rest, sort_keys=False, width=110, allow_unicode=True)])
+
+
 def recorded_plan(name: str, results: str | Path = "results") -> dict[str, Any] | None:
     """The plan that the last run of config `name` was made with, or None if there was none.
 
@@ -118,7 +226,7 @@ def recorded_plan(name: str, results: str | Path = "results") -> dict[str, Any] 
 
 
 def server_environment(plan: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of the server: `base` with the plan's additions.
+    """The whole environment of a process: `base` with the plan's additions.
 
     What points Python at our own modules is dropped for a server that has an environment of its own.
     """
@@ -135,10 +243,10 @@ def _sealed(plan: dict[str, Any]) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, **plan, "options_sha256": sha256_json(plan)}
 
 
-def _templates(arm: Arm) -> Iterator[tuple[str, str]]:
+def _templates(arm: Arm, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Key -> template, for every template of an arm."""
     yield from ((f"argv[{index}]", text) for index, text in enumerate(arm.argv))
-    yield from ((f"env.{key}", text) for key, text in arm.env.items())
+    yield from ((f"env.{key}", text) for key, text in env.items())
     yield "client.model", arm.client.model
 
 
@@ -160,21 +268,82 @@ def _fill(template: str, values: Mapping[str, str | None], where: str) -> str:
             raise ConfigError(f"{where}: unknown placeholder '{{{key}}}' in '{template}'; known: {', '.join(values)}")
         filled = values[key]
         if filled is None:
-            raise ConfigError(f"{where}: '{{{key}}}' has no value for this family: set model.{key} in its file")
+            raise ConfigError(f"{where}: '{{{key}}}' has no value here: {_NO_VALUE[key]}")
         return filled
 
     return _PLACEHOLDER.sub(value, template)
 
 
 def complete_plan(plan: Mapping[str, Any], manifest: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`plan` with the digest of the weights it serves, from the `manifest.json` of their source."""
-    if plan["unsupported"] is not None or manifest is None:
+    """`plan` with the digest of the weights it serves, from the `manifest.json` of their source.
+
+    Raises:
+        ConfigError: the plan is one to be looked at only; every reason is named.
+    """
+    if plan["unsupported"] is not None:
+        return dict(plan)
+    if plan["refused"]:
+        raise ConfigError("\n".join(f"config '{plan['config']}' will not run: {reason}" for reason in plan["refused"]))
+    if manifest is None:
         return dict(plan)
     return _sealed(effective_options(plan) | {"model": plan["model"] | {"weights_sha256": sha256_weights(manifest)}})
 
 
-def _model(family: Family, arm: Arm) -> dict[str, Any]:
+def _skipped(resolved: Resolved, why: str) -> dict[str, Any]:
+    return _sealed({"config": resolved.name, "family": resolved.entry.family, "unsupported": why})
+
+
+def _absent_tree(config: Config, name: str, arm: Arm) -> str | None:
+    """Why a config is skipped whose arm is served from a checkout that nobody has given, or None."""
+    tree = arm.process.tree if arm.process else None
+    if tree is None or tree in config.settings.trees:
+        return None
+    return (
+        f"arm '{name}' is served from checkout '{tree}', and none is given: "
+        f"snakemake --config trees='{{{tree}: PATH}}', or `trees` in config/config.yaml"
+    )
+
+
+def _choose(config: Config, resolved: Resolved) -> _Chosen:
+    entry, _, arm = resolved.served
+    kind: DeviceKind = config.site.device if arm.devices else "cpu"
+    device = arm.devices.get(kind, ArmDevice())
+    caches = _caches(config, entry.arm, arm, device)
+    return _Chosen(config, resolved, kind, device, _model(config, resolved), caches)
+
+
+def _refused(chosen: _Chosen) -> list[str]:
+    """What has to be filled in before a plan may run."""
+    config, source = chosen.config, chosen.model["source"]
+    pin, found = config.sources[source], []
+    if isinstance(pin, HuggingFaceSource) and pin.revision is None:
+        found.append(
+            f"config/sources.yaml: {source}: revision is null; fill in the 40-digit commit of {pin.repo} "
+            f"(git ls-remote https://huggingface.co/{pin.repo} HEAD), and the SHA-256 of its files"
+        )
+    elif isinstance(pin, HuggingFaceSource) and (unknown := pin.unpinned):
+        found.append(f"config/sources.yaml: {source}: files: fill in the SHA-256 of {', '.join(unknown)}")
+    reference = _unpinned(chosen.device.image)
+    if reference and not config.settings.allow_tag:
+        arm = chosen.resolved.served[0].arm
+        found.append(
+            f"config/arms/{config.variants.get(arm, arm)}.yaml: devices.{chosen.kind}.image.digest is null, and the "
+            f"tag of {reference} can move; fill in the digest that `docker buildx imagetools inspect {reference}` prints "
+            f"(without docker: `skopeo inspect --format '{{{{.Digest}}}}' docker://{reference}`), or set "
+            "allow_tag: true in config/config.yaml, which the verdict will say"
+        )
+    return found
+
+
+def _unpinned(image: Image | None) -> str | None:
+    """`repository:tag` of an image without a digest; None: it has one, or there is no image."""
+    return None if image is None or image.digest else f"{image.repository}:{image.tag}"
+
+
+def _model(config: Config, resolved: Resolved) -> dict[str, Any]:
+    _, family, arm = resolved.served
     source = family.model.weights[arm.weights]
+    pin = config.sources[source]
     directory = f"{RESOURCES}/{source}"
     gguf = family.model.gguf_file if arm.weights == "gguf" else None
     return {
@@ -182,12 +351,119 @@ def _model(family: Family, arm: Arm) -> dict[str, Any]:
         "source": source,
         "directory": directory,
         "gguf_file": f"{directory}/{gguf}" if gguf else None,
+        "hub": {"repo": pin.repo, "revision": pin.revision} if isinstance(pin, HuggingFaceSource) else None,
         "weights_sha256": None,
         "context": family.model.context,
     }
 
 
-def _python(environment: str) -> str:
+def _cache_variables(arm: Arm, device: ArmDevice) -> Iterator[tuple[str, list[str]]]:
+    """Kind of cache -> variables that are set to its folder."""
+    yield from arm.caches.items()
+    yield from device.caches.items()
+
+
+def _caches(config: Config, name: str, arm: Arm, device: ArmDevice) -> dict[str, str]:
+    """Kind of cache -> its folder: what one build left would be wrong, or slow, for another."""
+    root = _expanded(config.site.cache_dir, f"config/sites/{config.settings.site}.yaml: cache_dir")
+    if device.image:
+        build = device.image.digest.replace(":", "-") if device.image.digest else f"tag-{device.image.tag}"
+    else:
+        process = arm.process or Process(environment=PROJECT)
+        build = process.tree or process.environment
+    return {kind: f"{root}/{name}/{build}/{kind}" for kind, _ in _cache_variables(arm, device)}
+
+
+def _in_process(chosen: _Chosen, process: Process) -> _Launch:
+    config, model = chosen.config, chosen.model
+    _, _, arm = chosen.resolved.served
+    tree = _tree(config, process.tree) if process.tree else None
+    python = _python(process.environment, tree)
+    return _Launch(
+        sections={
+            "environment": {"name": process.environment, "python": python, **_project_code(process, arm)},
+            "tree": tree,
+            "side_ports": process.side_ports,
+            "container": None,
+        },
+        values={
+            "python": python,
+            "model_dir": model["directory"],
+            "gguf_file": model["gguf_file"],
+            "host": HOST,
+            "port": "{port}",
+            "tree": tree["path"] if tree else None,
+            "instance_dir": "{instance_dir}",
+            "hub_dir": "{instance_dir}/hub" if model["hub"] else None,
+            **{f"side_port_{name}": f"{{side_port_{name}}}" for name in process.side_ports},
+        },
+        caches=chosen.caches,
+    )
+
+
+def _in_container(chosen: _Chosen) -> _Launch:
+    site, image, spec = chosen.config.site.container, chosen.device.image, chosen.resolved.served[2].container
+    assert site and image and spec  # the configuration was checked
+    access, model, caches = ACCESS[chosen.kind], chosen.model, chosen.caches
+    weights = f"{MODELS}/{model['source']}"
+    inside = {cache: f"{CACHES}/{cache}" for cache in caches}
+    return _Launch(
+        sections={
+            "environment": None,
+            "tree": None,
+            "side_ports": [],
+            "container": {
+                "runtime": site.runtime,
+                **image.model_dump(mode="json"),
+                "mounts": [
+                    {"source": model["directory"], "target": weights, "read_only": True},
+                    *({"source": caches[cache], "target": inside[cache], "read_only": False} for cache in caches),
+                ],
+                "devices": list(access.devices),
+                "shm_bytes": _bytes(spec.shm_gib),
+                "ulimits": dict(spec.ulimits) if site.ulimits else {},
+                "ipc_host": spec.ipc_host,
+                "host_network": spec.host_network,
+                "user": site.user,
+                "group_add": site.groups if access.devices else [],
+                "cap_add": list(access.cap_add),
+                "security_opt": list(access.security_opt),
+                "memory_bytes": _bytes(site.memory_gib),
+                "pids_limit": site.pids_limit,
+                "container_port": CONTAINER_PORT,
+            },
+        },
+        values={
+            "python": None,
+            "model_dir": weights,
+            "gguf_file": model["gguf_file"] and model["gguf_file"].replace(model["directory"], weights, 1),
+            "host": "{host}",  # as the port, the launcher's to fill: they follow from the container's network
+            "port": "{port}",
+            "tree": None,
+            "instance_dir": None,
+            "hub_dir": None,
+        },
+        caches=inside,
+    )
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * GIB)
+
+
+def _tree(config: Config, name: str) -> dict[str, Any]:
+    """The checkout called `name`, and how it stands: a plan changes with its commit."""
+    where = f"config/config.yaml: trees.{name}"
+    path = Path(_expanded(config.settings.trees[name], where)).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"{where}: {path} is not a directory; give the path of a checkout")
+    state = folder_state(path)
+    return {"name": name, "path": str(path.resolve()), "commit": state.commit, "dirty": state.dirty}
+
+
+def _python(environment: str, tree: Mapping[str, Any] | None) -> str:
+    if environment == TREE and tree:
+        return f"{tree['path']}/.venv/bin/python"
     if environment != PROJECT:
         return f"{RESOURCES}/environments/{environment}/bin/python"
     # Not resolved: the link's place is what makes it the virtual environment's interpreter.
@@ -195,9 +471,9 @@ def _python(environment: str) -> str:
     return str(python.relative_to(here)) if python.is_relative_to(here) else str(python)
 
 
-def _project_code(arm: Arm) -> dict[str, Any]:
+def _project_code(process: Process, arm: Arm) -> dict[str, Any]:
     """What serves an arm from the project's own environment, which has no manifest that a rule could depend on."""
-    if arm.environment != PROJECT:
+    if process.environment != PROJECT:
         return {}
     if arm.identity.module == assay.__name__:
         return {"versions": versions(LIBRARIES), "code": fingerprint(EMBEDDED)}

@@ -25,12 +25,18 @@ def fetch(name: str, source: HuggingFaceSource, directory: Path) -> None:
     """Put the listed files of the pinned revision into `directory`.
 
     Raises:
-        SourceError: the revision can move, the hub cannot be reached, or a file is missing or differs.
+        SourceError: the revision can move, a hash is not filled in, the hub cannot be reached, or a file is missing or
+            differs.
     """
     revision = immutable_revision(name, source)
-    for path in sorted(source.files):
+    if source.unpinned:
+        raise SourceError(
+            f"source '{name}': `files` in config/sources.yaml has no SHA-256 for {', '.join(source.unpinned)}. Fill in "
+            f"those that the page of each file at {source.repo} shows (of a small file: `sha256sum` of a download)."
+        )
+    for path, digest in sorted(source.files.items()):
         _download(name, source.repo, path, revision, directory)
-        check_hashes(name, directory, {path: source.files[path]})
+        check_hashes(name, directory, {path: str(digest)})
     shutil.rmtree(directory / ".cache", ignore_errors=True)  # the hub client's own notes
 
 

@@ -109,6 +109,7 @@ def judge_run(
         instances=facts.instances,
         problems=problems,
         claim=claim,
+        image_by_tag=facts.config.image_by_tag,
         alpha=options.alpha,
     )
     return Verdict(
@@ -246,6 +247,7 @@ def decide(
     claim: Claim | None = None,
     claim_rate: float | None = None,
     reference: bool = True,
+    image_by_tag: str | None = None,
     alpha: float = 0.01,
 ) -> Decision:
     """One status and one reason, by precedence:
@@ -258,7 +260,7 @@ def decide(
     4. INCONCLUSIVE: a required gate that could not decide, or a bound above the `claim_rate` asked for.
     5. PASS_WITH_CAVEAT with any caveat (`reference` False: self-consistency only); else PASS.
     """
-    caveats = tuple(_caveats(coverage, gates, instances, reference))
+    caveats = tuple(_caveats(coverage, gates, instances, reference, image_by_tag))
     control_errors = _control_errors(controls or Controls(), alpha)
     steps = [
         (Status.ERROR, ["no item was planned: an empty sample set is never a pass"] if not coverage.planned else []),
@@ -365,11 +367,20 @@ def _unproven(claim: Claim | None, rate: float | None) -> list[str]:
     return [f"{bound}; {needed} items without a bad one would"]
 
 
-def _caveats(coverage: Coverage, gates: Sequence[Gate], instances: Sequence[Instance], reference: bool) -> list[Caveat]:
+def _caveats(
+    coverage: Coverage,
+    gates: Sequence[Gate],
+    instances: Sequence[Instance],
+    reference: bool,
+    image_by_tag: str | None,
+) -> list[Caveat]:
     found = [caveat for gate in gates for caveat in gate.caveats]
     if coverage.retried:
         why = f"{coverage.retried} of {coverage.planned} requests were answered at the second attempt only"
         found.append(Caveat(code="retried", detail=f"{why}, after a transport error"))
+    if image_by_tag:
+        why = f"the image {image_by_tag} ran without a digest: the same tag may be another image tomorrow"
+        found.append(Caveat(code="image_by_tag", detail=why))
     if not reference:
         found.append(Caveat(code="self_consistency_only", detail="no reference: a deterministic fault stays unseen"))
     found += [

@@ -42,6 +42,7 @@ class ConfigInfo(Strict):
     dtype: str | None = None
     tier: str | None = None
     fault: str | None = None
+    image_by_tag: str | None = Field(default=None, description="Image that was run without a digest")
     weights_sha256: str | None = Field(default=None, description="Of the files of the model that was served")
     judge_weights_sha256: str | None = Field(default=None, description="Of the files of the model that judged")
 
@@ -243,6 +244,9 @@ class Startup(Strict):
 
     ready: bool
     seconds: Finite | None = None
+    caches: dict[str, Literal["cold", "warm"] | None] = Field(
+        default={}, description="Kind of engine cache -> what it was before the start; null: it could not be read"
+    )
     failure: StartupFailure | None = None
 
 
