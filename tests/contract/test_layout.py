@@ -19,7 +19,7 @@ PACKAGE = ROOT / "workflow/assay"
 # --- what committed files may name --------------------------------------------------------------------------------
 
 NEVER = {
-    "an absolute path": re.compile(r"(?<![\w.:/*}-])/(?:home|root|work|Users|mnt|srv|opt|data|scratch|tmp)/[\w.]+"),
+    "an absolute path": re.compile(r"(?<![\w.:/*}-])/(?:home|root|work|Users|mnt|srv|opt|data|scratch|tmp)\d*/[\w.]+"),
     "the host of a package registry": re.compile(
         r"\b(?:pypi\.org|pythonhosted\.org|download\.pytorch\.org|anaconda\.org|registry\.npmjs\.org|wheels\.\w+\.ai)\b"
     ),
@@ -58,6 +58,8 @@ def test_no_committed_file_names_a_place_a_registry_or_a_person():
     [
         ("MODEL = '~home~alex~models'", "an absolute path"),
         ("cache_dir: ~work~cache", "an absolute path"),
+        ("cache_dir: ~work1~cache", "an absolute path"),
+        ("-v ~scratch~models:~models", "an absolute path"),
         ("recipe: https:~~pypi~org~project", "the host of a package registry"),
         ("pip install --index-url https:~~index.example~simple", "an index of packages"),
         ("maintainer: alex~corp.com", "a user"),

@@ -71,7 +71,11 @@ def test_schemas_for_editors_are_in_step_with_the_models():
         ("arms/embedded.yaml", lambda c: c.update(instances=[[]]), r"embedded\.yaml: instances\.0: .*at least 1"),
         ("arms/embedded.yaml", lambda c: c.update(instances=[[LOAD, LOAD]]), r"instances\.0: .*load is there twice"),
         ("arms/embedded.yaml", lambda c: c.update(argv=["{python}"]), r"embedded\.yaml: .*argv has no \{port\}"),
-        ("arms/cyllama.yaml", lambda c: c.update(environment="cylama"), r"cylama' has no lock; add .*cylama\.txt"),
+        (
+            "arms/cyllama.yaml",
+            lambda c: c["process"].update(environment="cylama"),
+            r"cylama' has no lock; add .*cylama\.txt",
+        ),
         ("families/smollm2_135m.yaml", lambda c: c["sets"].update(smoke=[]), r"sets\.smoke: .*at least 1"),
         (
             "families/smollm2_135m.yaml",
@@ -96,6 +100,140 @@ def test_a_wrong_value_names_file_key_and_remedy(folder, file, change, message):
     edit(folder / file, change)
     with pytest.raises(ConfigError, match=message):
         config.load({"site": "embedded"}, folder)
+
+
+IMAGE = {"repository": "org/engine", "tag": "v1", "digest": None}
+
+
+@pytest.mark.parametrize(
+    ("site", "file", "change", "message"),
+    [
+        (
+            "embedded",
+            "arms/embedded.yaml",
+            lambda c: c.update(container={}),
+            r"embedded\.yaml: .*one launcher section, `process` or `container`; this one has both",
+        ),
+        ("embedded", "arms/embedded.yaml", lambda c: c.pop("process"), r"embedded\.yaml: .*this one has neither"),
+        (
+            "embedded",
+            "arms/embedded.yaml",
+            lambda c: c.update(devices={"cpu": {"image": IMAGE}}),
+            r"devices\.cpu\.image: a process has no image",
+        ),
+        (
+            "mi300x",
+            "arms/vllm.yaml",
+            lambda c: c["devices"]["nvidia"].pop("image"),
+            r"vllm\.yaml: .*devices\.nvidia\.image is missing",
+        ),
+        (
+            "mi300x",
+            "arms/vllm.yaml",
+            lambda c: c["devices"]["amd"]["image"].update(digest="sha256:12"),
+            r"devices\.amd\.image\.digest: .*pattern.*found 'sha256:12'",
+        ),
+        (
+            "mi300x",
+            "arms/vllm.yaml",
+            lambda c: c["devices"]["amd"]["image"].update(repository="vllm/vllm-openai-rocm:v1"),
+            r"devices\.amd\.image\.repository: .*pattern",
+        ),
+        ("mi300x", "arms/vllm.yaml", lambda c: c.pop("gpus"), r"devices are amd, nvidia, but gpus is 0"),
+        (
+            "mi300x",
+            "arms/mstar.yaml",
+            lambda c: c["process"].pop("tree"),
+            r"process: .*is 'tree', but `tree` names none",
+        ),
+        (
+            "mi300x",
+            "arms/vllm-aiter.yaml",
+            lambda c: c.update(like="vlm"),
+            r"vllm-aiter\.yaml: like: unknown arm 'vlm'",
+        ),
+        (
+            "mi300x",
+            "arms/vllm-aiter.yaml",
+            lambda c: c.update(argv=["vllm"]),
+            r"vllm-aiter\.yaml: unknown key 'argv'",
+        ),
+        (
+            "mi300x",
+            "arms/mstar-base.yaml",
+            lambda c: c.update(like="vllm-aiter"),
+            r"mstar-base\.yaml: like: 'vllm-aiter' is a variant itself",
+        ),
+        (
+            "mi300x",
+            "sites/mi300x.yaml",
+            lambda c: c.pop("container"),
+            r"mi300x\.yaml: arms: 'vllm' runs in a container, and this site runs none; add `container: {runtime:",
+        ),
+        (
+            "mi300x",
+            "sites/mi300x.yaml",
+            lambda c: c.update(device="cpu"),
+            r"arms: 'mstar' runs on amd, nvidia, and this site's device is cpu; .* or give it `devices\.cpu`",
+        ),
+        (
+            "mi325x",
+            "sites/mi325x.yaml",
+            lambda c: c["container"].update(user="1000"),
+            r"mi325x\.yaml: container: .*apptainer runs servers as you",
+        ),
+        (
+            "embedded",
+            "configs.yaml",
+            lambda c: c["smollm2_135m"].update(gpus=2),
+            r"smollm2_135m: gpus is 2, but arm 'transformers-serve' uses none",
+        ),
+    ],
+)
+def test_a_wrong_arm_or_site_names_file_key_and_remedy(folder, site, file, change, message):
+    edit(folder / file, change)
+    with pytest.raises(ConfigError, match=message):
+        config.load({"site": site}, folder)
+
+
+@pytest.mark.parametrize("repository", ["vllm/vllm-openai", "localhost:5000/a/b", "ghcr.io/org/x_y", "sglang-omni"])
+def test_an_images_repository_may_have_a_registry_and_a_port(repository):
+    assert config.Image(**IMAGE | {"repository": repository}).repository == repository
+
+
+def test_a_checkout_that_no_arm_is_served_from_is_a_slip(folder):
+    with pytest.raises(ConfigError, match=r"config\.yaml: trees: unknown tree 'bas': did you mean base"):
+        config.load({"site": "mi300x", "trees": {"bas": "x"}}, folder)
+
+
+def test_vllm_aiter_differs_from_vllm_in_its_environment_alone(folder):
+    arms = config.load({"site": "mi300x"}, folder).arms
+    plain, aiter = (arms[name].model_dump() for name in ("vllm", "vllm-aiter"))
+    notes = {"description", "recipe", "recipe_date"}
+    assert {key for key in plain if plain[key] != aiter[key]} - notes == {"devices"}
+    amd = [arm["devices"]["amd"] for arm in (plain, aiter)]
+    assert amd[0] | {"env": None} == amd[1] | {"env": None}
+    assert amd[0]["env"] == {"VLLM_ROCM_USE_AITER": "0"} and amd[1]["env"] == {"VLLM_ROCM_USE_AITER": "1"}
+    assert plain["devices"]["nvidia"] == aiter["devices"]["nvidia"]
+
+
+def test_a_digest_filled_in_for_an_arm_holds_for_what_is_like_it(folder):
+    digest = f"sha256:{'a' * 64}"
+    edit(folder / "arms/vllm.yaml", lambda c: c["devices"]["amd"]["image"].update(digest=digest))
+    assert config.load({"site": "mi300x"}, folder).arms["vllm-aiter"].devices["amd"].image.digest == digest
+
+
+def test_a_site_offers_what_it_can_serve_and_what_nothing_can(folder):
+    loaded = config.load({"site": "mi300x"}, folder)
+    offered = {name for name in loaded.configs if loaded.offered(name)}
+    assert {"qwen3_5_9b_vllm", "qwen3_omni"} <= offered and "smollm2_135m" not in offered
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config/sites").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_committed_site_is_no_machine_of_anybodys(path):
+    values = yaml.safe_load(path.read_text())
+    assert not Path(values["cache_dir"]).is_absolute() and config.Site(**values).arms
+    assert set(values) <= {"description", "device", "devices", "container", "arms", "threads", "cache_dir"}
 
 
 def test_one_dtypes_resolution_can_be_changed_without_the_others(folder):

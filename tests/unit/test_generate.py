@@ -58,15 +58,18 @@ def outputs(folder):
     return Outputs(*(folder / "out" / name for name in names))
 
 
-def run(folder, *flags, instance=0, start_limit_s=20, send=None, fake=FAKE, client=None):
+def run(folder, *flags, instance=0, start_limit_s=20, send=None, fake=FAKE, client=None, **changes):
     """`generate` over a fake server; returns rows, identity, cleanup."""
     config = load(read_yaml(ROOT / "config" / "config.yaml"), ROOT / "config")
     plan = serve_plan(config, "smollm2_135m_embedded")
     plan["argv"] = [sys.executable, str(fake), "--port={port}", *map(str, flags)]
-    plan["env"] = {"OMP_NUM_THREADS": "1", "HUB": f"{plan['cache_dir']}/hub", "FAKE_API_KEY": "hush"}
+    plan["caches"] = {"hub": "resources/caches/hub"}
+    plan["env"] = {"OMP_NUM_THREADS": "1", "HUB": "resources/caches/hub", "FAKE_API_KEY": "hush"}
+    plan["env"] |= {"SOCKETS": "{instance_dir}/sockets", "SIDE": "{side_port_mesh}"}
+    plan["side_ports"] = ["mesh"]
     plan["client"] = client or plan["client"] | {"stream": False, "logprobs": False}
     plan["limits"] = {"start_limit_s": start_limit_s, "stop_grace_s": 2}
-    write_json("plan.json", plan)
+    write_json("plan.json", plan | changes)
     written = outputs(folder)
     options = {} if send is None else {"send": send}
     generate(Path("plan.json"), [Path("a.parquet"), Path("b.parquet")], instance, written, **options)
@@ -94,6 +97,33 @@ def test_a_clean_run_has_a_row_for_every_item_and_pass_and_proves_who_served(wor
     assert start["version_route"] == {"status": "ok", "version": "9.9"}
     assert start["module_file"].endswith("assay/__init__.py") and start["packages"] > 20
     assert start["python"] == sys.version.split()[0]
+    assert start["health"] == end["health"] == 200
+
+
+def test_an_instance_has_a_folder_and_ports_of_its_own_and_leaves_none(workspace):
+    found = [run(workspace, instance=number)[1]["start"]["env_set"] for number in (0, 1)]
+    assert len({env["SOCKETS"] for env in found}) == len({env["SIDE"] for env in found}) == 2
+    for env in found:
+        assert env["SIDE"].isdigit() and env["SOCKETS"].endswith("/sockets")
+        assert len(env["SOCKETS"]) < 60  # the path of a Unix socket has at most 107 characters
+        assert not Path(env["SOCKETS"]).parent.exists()
+
+
+def test_a_cache_is_cold_until_somebody_has_filled_it(workspace):
+    assert run(workspace)[1]["startup"]["caches"] == {"hub": "cold"}
+    assert run(workspace)[1]["startup"]["caches"] == {"hub": "cold"}  # an empty folder is no cache
+    Path("resources/caches/hub/kernels").mkdir()
+    Path("resources/caches/hub/kernels/gfx942.so").touch()
+    assert run(workspace)[1]["startup"]["caches"] == {"hub": "warm"}
+
+
+def test_a_server_from_another_checkout_fails_at_start_and_leaves_nothing(workspace):
+    tree = {"name": "base", "path": str(workspace), "commit": None, "dirty": None}
+    with pytest.raises(ServerError, match=r"'smollm2_135m_embedded': .*checkout 'base' .*takes module 'assay' from /"):
+        run(workspace, tree=tree)
+    assert read_json(outputs(workspace).cleanup)["clean"] and not outputs(workspace).responses.exists()
+    here = Path(run(workspace)[1]["start"]["module_file"]).parents[1]
+    assert run(workspace, tree=tree | {"path": str(here)})[1]["startup"]["ready"]
 
 
 def test_an_arm_of_mstars_protocol_is_asked_in_it(workspace):

@@ -30,7 +30,15 @@ def measured(monkeypatch):
             launch=SimpleNamespace(host="127.0.0.1"),
             tree=lambda: {os.getpid()},
         )
-        plan = {"identity": {"module": module, "distribution": distribution, "version_route": route}}
+        plan = {
+            "identity": {
+                "module": module,
+                "distribution": distribution,
+                "version_route": route,
+                "health_route": route,
+                "native": [],
+            }
+        }
         return measure(server, plan | {"env": {"OMP_NUM_THREADS": "1"}}, BASE)
 
     return look

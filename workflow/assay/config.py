@@ -823,7 +823,9 @@ def _read_arms(folder: Path) -> tuple[dict[str, Arm], dict[str, str]]:
         if variant.like in variants:
             raise ConfigError(f"{where}: '{variant.like}' is a variant itself; name the arm that it is like")
         raw[name] = merge(base, variant.model_dump(exclude={"like"}, exclude_unset=True))
-    arms = {name: parse(Arm, content, f"{folder}/{name}.yaml") for name, content in raw.items()}
+    # Variants last: what is wrong in the arm that they are like is told of that arm.
+    order = sorted(raw, key=lambda name: (name in variants, name))
+    arms = {name: parse(Arm, raw[name], f"{folder}/{name}.yaml") for name in order}
     return arms, {name: variant.like for name, variant in variants.items()}
 
 

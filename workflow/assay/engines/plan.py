@@ -206,6 +206,8 @@ def fill_instance(
 def describe(plan: Mapping[str, Any]) -> str:
     """A plan for a person: what stands in its way or has to be known of it, then the rest as YAML."""
     lines = [f"serve plan of {plan['config']}"]
+    if plan["unsupported"] is not None:
+        lines.append(f"UNSUPPORTED: {plan['unsupported']}")
     lines += [f"WILL NOT RUN: {reason}" for reason in plan.get("refused", [])]
     if plan.get("image_by_tag"):
         lines.append(f"IMAGE BY TAG: {plan['image_by_tag']} has no digest, and may be another image tomorrow")
@@ -328,7 +330,7 @@ def _refused(chosen: _Chosen) -> list[str]:
         arm = chosen.resolved.served[0].arm
         found.append(
             f"config/arms/{config.variants.get(arm, arm)}.yaml: devices.{chosen.kind}.image.digest is null, and the "
-            f"tag of {reference} can move; fill in the digest that `docker buildx imagetools inspect {reference}` prints "
+            f"tag of {reference} can move; fill in the Digest of `docker buildx imagetools inspect {reference}` "
             f"(without docker: `skopeo inspect --format '{{{{.Digest}}}}' docker://{reference}`), or set "
             "allow_tag: true in config/config.yaml, which the verdict will say"
         )

@@ -43,8 +43,8 @@ def native_modules(
         return None
     # Address, permissions, offset, device, inode, path: https://man7.org/linux/man-pages/man5/proc_pid_maps.5.html
     fields = (line.split(maxsplit=5) for text in texts for line in text.splitlines())
-    paths = sorted({Path(parts[5].strip()) for parts in fields if len(parts) == 6})
-    return {name: [str(path) for path in paths if _belongs(path, name)] for name in names}
+    paths = sorted({parts[5].strip() for parts in fields if len(parts) == 6})
+    return {name: [path for path in paths if _belongs(Path(path), name)] for name in names}
 
 
 def wrong_tree(identity: Measured, plan: Mapping[str, Any]) -> str | None:
