@@ -184,6 +184,13 @@ def test_one_instance_is_a_caveat():
     assert [caveat.code for caveat in verdict.caveats] == ["single_instance"]
 
 
+def test_an_image_without_a_digest_is_a_caveat_that_names_it():
+    config = ConfigInfo(name="synthetic", image_by_tag="org/engine:v1")
+    verdict = judge(World(), config=config)
+    assert [caveat.code for caveat in verdict.caveats] == ["image_by_tag"]
+    assert "org/engine:v1 ran without a digest" in verdict.caveats[0].detail
+
+
 def test_requests_that_needed_a_second_attempt_are_counted_and_a_caveat():
     verdict = judge(World(), retried=2)
     assert verdict.coverage.retried == 2

@@ -93,6 +93,8 @@ def test_a_server_that_changed_under_way_is_told_field_by_field(measured):
     start = measured()
     assert changed(start, replace(start, measured_utc="later")) == []
     assert changed(start, replace(start, commit="of another folder's change")) == []
+    assert changed(start, replace(start, native={"late": ["/t/late.so"]})) == []
+    assert changed(start, replace(start, health=503)) == ["health"]
     end = replace(
         start,
         tree="b",

@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 
 from assay.canonical import sha256_json
-from assay.config import MstarModel, MstarSpec, ServedConfig, TextOutput, UnsupportedConfig, load, read_yaml
+from assay.config import (
+    ArmDevice,
+    Container,
+    Image,
+    MstarModel,
+    MstarSpec,
+    ServedConfig,
+    SiteContainers,
+    TextOutput,
+    UnsupportedConfig,
+    load,
+    read_yaml,
+)
 from assay.engines.plan import (
     complete_plan,
     describe,
@@ -306,6 +318,24 @@ def test_on_nvidia_the_same_arm_has_another_image_and_nothing_of_amd():
     assert container["devices"] == container["group_add"] == container["cap_add"] == container["security_opt"] == []
     assert plan["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" and "miopen" not in plan["caches"]
     assert not [name for name in plan["env"] if "ROCM" in name or "MIOPEN" in name]
+
+
+def test_a_container_without_a_gpu_gets_no_device_and_no_privilege():
+    config = load(read_yaml(FOLDER / "config.yaml"), FOLDER)
+    changes = {
+        "process": None,
+        "container": Container(),
+        "argv": ["serve", "{model_dir}", "--port={port}"],
+        "devices": {"cpu": ArmDevice(image=Image(repository="org/engine", tag="v1", digest=DIGEST))},
+    }
+    site = config.site.model_copy(update={"container": SiteContainers(runtime="docker", groups=["render"])})
+    plan = serve_plan(
+        with_arm(config, "embedded", **changes).model_copy(update={"site": site}), "smollm2_135m_embedded"
+    )
+    container = plan["container"]
+    assert container["devices"] == container["group_add"] == container["cap_add"] == container["security_opt"] == []
+    assert (plan["device"], plan["gpus"], container["shm_bytes"], container["ulimits"]) == ("cpu", 0, None, {})
+    assert plan["argv"] == ["serve", "/models/smollm2_135m", "--port={port}"] and plan["refused"] == []
 
 
 def test_what_a_site_sets_reaches_the_container():

@@ -294,6 +294,12 @@ def hub_source(revision: str | None, sha256: str = ABSENT, file: str = "config.j
     )
 
 
+def test_files_without_a_hash_are_refused_before_anything_is_downloaded(tmp_path: Path) -> None:
+    source = hub_source("0" * 40).model_copy(update={"files": {"config.json": None, "model.safetensors": ABSENT}})
+    message = refused(source, tmp_path)
+    assert "no SHA-256 for config.json. Fill in" in message and "model.safetensors" not in message
+
+
 @pytest.mark.parametrize("revision", [None, "main", "v1.0", "abcdef1"])
 def test_a_moving_revision_is_refused_with_what_to_fill_in(revision: str | None, tmp_path: Path) -> None:
     message = refused(hub_source(revision), tmp_path)

@@ -7,7 +7,7 @@ from synthetic import TOOL, World
 from assay import store
 from assay.errors import StoreError
 from assay.verdicts.decide import judge_run
-from assay.verdicts.model import parse_verdict
+from assay.verdicts.model import ConfigInfo, parse_verdict
 from assay.verdicts.verify import verify
 
 
@@ -34,6 +34,13 @@ def check(folder, **changes):
 
 def test_an_untouched_verdict_is_recomputed_bit_for_bit(written):
     assert check(written) == []
+
+
+def test_a_tag_that_was_run_is_recorded_and_its_caveat_recomputed(tmp_path):
+    world = World()
+    folder = write(tmp_path, world, config=ConfigInfo(name="x", dtype=world.dtype, image_by_tag="org/engine:v1"))
+    assert check(folder) == []
+    assert [entry.path for entry in check(folder, caveats=[])] == ["caveats"]
 
 
 def test_a_changed_reason_is_found(written):

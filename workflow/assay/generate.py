@@ -129,13 +129,15 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
             serve(launch(plan, base, folder), outputs.server_log, _probe(spec), _recorder(outputs.cleanup)) as server,
         ):
             run.ready_s = server.ready_s
-            run.start = _measure(server, plan, base)
+            run.start = measure(server, plan, base)
+            if why := wrong_tree(run.start, plan):
+                raise ServerError(f"config '{plan['config']}': {why}")
             client = client_plan(spec, server.base_url)
             for arm, concurrency in passes:
                 run.rows += asyncio.run(_walk(server, client, items, arm, concurrency, send))
             run.death = server.death()
             if run.death is None:
-                run.end = _measure(server, plan, base)
+                run.end = measure(server, plan, base)
     except StartFailure as failure:
         log.error("%s", failure)
         run.failure = failure
@@ -150,7 +152,12 @@ def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path) -> La
         plan: a serve plan.
         base: the environment we run in.
         folder: the instance's own.
+
+    Raises:
+        ServerError: the plan is for a container.
     """
+    if plan["container"] is not None:
+        raise ServerError(f"config '{plan['config']}' runs in a container, and no launcher of containers is here yet")
     ports = {name: free_port(HOST) for name in plan["side_ports"]}
     argv, env = fill_instance(plan, str(folder), ports)
     return Launch(
@@ -160,14 +167,6 @@ def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path) -> La
         start_limit_s=plan["limits"]["start_limit_s"],
         stop_grace_s=plan["limits"]["stop_grace_s"],
     )
-
-
-def _measure(server: Server, plan: Mapping[str, Any], base: Mapping[str, str]) -> Identity:
-    """Measure the server. Raises ServerError when it runs another checkout than the plan's: a wrong set-up of ours."""
-    identity = measure(server, plan, base)
-    if why := wrong_tree(identity, plan):
-        raise ServerError(f"config '{plan['config']}': {why}")
-    return identity
 
 
 async def _walk(server: Server, client: Plan, items: list[Row], arm: str, concurrency: int, send: Send) -> list[Row]:
@@ -214,6 +213,12 @@ def _recorder(path: Path) -> Callable[[Cleanup], None]:
     return lambda cleanup: write_json(path, asdict(cleanup))
 
 
+def _changed(start: Identity, end: Identity, plan: Mapping[str, Any]) -> list[str]:
+    """What changed under way; an extension module of another checkout may be loaded late."""
+    names = changed(start, end)
+    return names if names or wrong_tree(end, plan) is None else ["native"]
+
+
 def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[str, Any]:
     failure = run.failure
     return {
@@ -222,7 +227,7 @@ def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[
         "arm": plan["arm"],
         "start": asdict(run.start) if run.start else None,
         "end": asdict(run.end) if run.end else None,
-        "changed": changed(run.start, run.end) if run.start and run.end else None,
+        "changed": _changed(run.start, run.end, plan) if run.start and run.end else None,
         "startup": {
             "ready": failure is None,
             "seconds": round(failure.seconds if failure else run.ready_s or 0.0, 3),

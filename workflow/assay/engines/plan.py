@@ -84,6 +84,7 @@ class _Chosen:
     device: ArmDevice
     model: dict[str, Any]
     caches: dict[str, str]  # kind -> folder
+    gpus: int
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
         "threads": str(config.site.threads),
         "served_name": family.model.name,
         "context": str(family.model.context),
-        "gpus": str(resolved.gpus),
+        "gpus": str(chosen.gpus),
         "deployment": resolved.deployment,
     }
     fault_argv = ["--fault", resolved.fault.argument] if resolved.fault else []
@@ -157,7 +158,7 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
             "dtype": entry.dtype,
             "site": config.settings.site,
             "device": kind,
-            "gpus": resolved.gpus,
+            "gpus": chosen.gpus,
             "model": model,
             **launch.sections,
             "argv": [filled[f"argv[{index}]"] for index in range(len(arm.argv))] + fault_argv,
@@ -311,7 +312,15 @@ def _choose(config: Config, resolved: Resolved) -> _Chosen:
     kind: DeviceKind = config.site.device if arm.devices else "cpu"
     device = arm.devices.get(kind, ArmDevice())
     caches = _caches(config, entry.arm, arm, device)
-    return _Chosen(config, resolved, kind, device, _model(config, resolved), caches)
+    return _Chosen(
+        config=config,
+        resolved=resolved,
+        kind=kind,
+        device=device,
+        model=_model(config, resolved),
+        caches=caches,
+        gpus=0 if kind == "cpu" else resolved.gpus,
+    )
 
 
 def _refused(chosen: _Chosen) -> list[str]:
