@@ -148,6 +148,17 @@ def test_a_server_of_mstars_protocol_that_dies_in_a_stream_breaks_that_answer_an
     assert identity["died"]["exit_code"] == 9
 
 
+def test_an_extension_of_another_checkout_that_is_loaded_late_is_a_change(workspace, monkeypatch):
+    found = iter([None, "it has loaded another"])
+    monkeypatch.setattr("assay.generate.wrong_tree", lambda identity, plan: next(found))
+    assert run(workspace)[1]["changed"] == ["native"]
+
+
+def test_a_plan_for_a_container_is_refused_by_its_name(workspace):
+    with pytest.raises(ServerError, match="'smollm2_135m_embedded' runs in a container"):
+        run(workspace, container={"runtime": "docker"})
+
+
 def test_the_responses_carry_the_options_they_were_made_with(workspace):
     run(workspace)
     record = read_provenance(outputs(workspace).responses)
