@@ -40,4 +40,4 @@ def test_an_allowed_tag_is_said_where_it_is_planned(workspace):
 def test_every_config_of_the_site_can_be_planned_at_once(workspace):
     done = workspace.snakemake("-n", "--config", "site=mi300x")
     shown = set(re.findall(r"serve plan of (\w+)", done.stdout + done.stderr))
-    assert {"qwen3_5_9b_vllm", "qwen3_5_9b", "qwen3_omni"} <= shown and "smollm2_135m" not in shown
+    assert {"qwen3_5_9b_vllm", "qwen3_5_9b_mstar", "qwen3_omni"} <= shown and "smollm2_135m" not in shown

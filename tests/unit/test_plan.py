@@ -403,7 +403,7 @@ def test_another_commit_of_a_checkout_is_another_plan(tmp_path):
     def commit():
         who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
         subprocess.run(["git", *who, "commit", "-q", "--allow-empty", "-m", "x"], cwd=tmp_path, check=True)
-        return serve_plan(on("mi300x", trees={"head": str(tmp_path)}), "qwen3_5_9b")
+        return serve_plan(on("mi300x", trees={"head": str(tmp_path)}), "qwen3_5_9b_mstar")
 
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     first, second = commit(), commit()

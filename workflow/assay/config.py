@@ -594,7 +594,8 @@ class ServedConfig(Strict):
     instances: list[Passes] | None = Field(default=None, min_length=1, description="Instead of the arm's own")
     gates: dict[str, Any] = Field(default={}, description="Overrides of the family's gate options")
     deployment: bool | Name = Field(
-        default=True, description="Whether a deployment file of this name must exist; a name: of that name instead"
+        default=True,
+        description="Whether a deployment file of this name must exist; a name: it is about that one, there or not",
     )
     known_wrong: str | None = Field(default=None, description="Why it must FAIL: `gate` stops when it does not")
 

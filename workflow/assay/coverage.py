@@ -26,16 +26,15 @@ def compare_tree(configs: Mapping[str, ConfigEntry], tree: Path) -> list[str]:
     files = {path.stem: path for path in sorted(tree.rglob("*")) if path.suffix in SUFFIXES}
     if not files:
         raise ConfigError(f"{tree} holds no deployment file ({', '.join(sorted(SUFFIXES))})")
-    mapped = {deployment: name for name, entry in configs.items() if (deployment := deployment_of(name, entry))}
+    mapped = {*configs, *(deployment_of(name, entry) for name, entry in configs.items())}
     unmapped = [
         f"{name}: {path} is not in the map; add an entry to config/configs.yaml (family and arm, or why unsupported)"
         for name, path in files.items()
-        if name not in configs and name not in mapped
+        if name not in mapped
     ]
     gone = [
-        f"{name}: in the map, but {tree} holds no deployment '{deployment}'; remove the entry, or mark it "
-        "`deployment: false`"
-        for deployment, name in mapped.items()
-        if deployment not in files
+        f"{name}: in the map, but {tree} holds no such deployment; remove the entry, or mark it `deployment: false`"
+        for name, entry in configs.items()
+        if entry.deployment is True and name not in files
     ]
     return unmapped + gone

@@ -24,6 +24,7 @@ RUN_FIRST = "run it once without the rescore profile"
 
 
 def site_configs():
+    """Configs that this site can say something of."""
     return [name for name in CONFIG.configs if CONFIG.offered(name)]
 
 

@@ -377,10 +377,11 @@ def _cache_variables(arm: Arm, device: ArmDevice) -> Iterator[tuple[str, list[st
 def _caches(config: Config, name: str, arm: Arm, device: ArmDevice) -> dict[str, str]:
     """Kind of cache -> its folder: what one build left would be wrong, or slow, for another."""
     root = _expanded(config.site.cache_dir, f"config/sites/{config.settings.site}.yaml: cache_dir")
-    if device.image:
-        build = device.image.digest.replace(":", "-") if device.image.digest else f"tag-{device.image.tag}"
+    image, process = device.image, arm.process
+    if image:
+        build = image.digest.replace(":", "-") if image.digest else f"tag-{image.tag}"
     else:
-        process = arm.process or Process(environment=PROJECT)
+        assert process  # the configuration was checked
         build = process.tree or process.environment
     return {kind: f"{root}/{name}/{build}/{kind}" for kind, _ in _cache_variables(arm, device)}
 
