@@ -10,7 +10,8 @@ import httpx
 import psutil
 import pytest
 
-from assay.engines.process import FailureKind, Launch, StartFailure, free_port, listeners, serve
+from assay.engines.process import ProcessLaunch
+from assay.engines.server import FailureKind, StartFailure, free_port, listeners, serve
 from assay.errors import StoreError
 
 FAKE = Path(__file__).parent.parent / "data" / "fake_server.py"
@@ -25,7 +26,7 @@ async def probe(base_url):
 
 def fake(*flags, start_limit_s=20.0, stop_grace_s=5.0):
     argv = (sys.executable, str(FAKE), "--port={port}", *map(str, flags))
-    return Launch(argv, dict(os.environ), HOST, start_limit_s, stop_grace_s)
+    return ProcessLaunch(argv, dict(os.environ), HOST, start_limit_s, stop_grace_s)
 
 
 def alive(pid):
@@ -99,7 +100,7 @@ def test_a_server_without_a_generation_in_time_is_not_ready_whatever_its_health_
 
 
 def test_a_command_that_does_not_exist_cannot_start(tmp_path):
-    launch = Launch(("/nowhere/python", "{port}"), dict(os.environ), HOST, 5, 5)
+    launch = ProcessLaunch(("/nowhere/python", "{port}"), dict(os.environ), HOST, 5, 5)
     failure, [cleanup] = failure_of(launch, tmp_path)
     assert failure.kind == FailureKind.CANNOT_START
     assert "/nowhere/python" in str(failure) and "No such file" in str(failure)

@@ -20,7 +20,8 @@ from assay.client.transport import Plan, not_sent, probe_generation, send_set
 from assay.config import ClientSpec, MstarSpec, parse
 from assay.engines.identity import Identity, changed, measure
 from assay.engines.plan import effective_options, server_environment
-from assay.engines.process import POLL_S, Cleanup, Death, Launch, Probe, Server, StartFailure, serve
+from assay.engines.process import ProcessLaunch
+from assay.engines.server import POLL_S, Cleanup, Death, Probe, Server, StartFailure, serve
 from assay.errors import ServerError, SourceError, StoreError
 from assay.progress import progress
 from assay.provenance import provenance
@@ -137,9 +138,9 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
     return run
 
 
-def launch(plan: Mapping[str, Any], base: Mapping[str, str]) -> Launch:
+def launch(plan: Mapping[str, Any], base: Mapping[str, str]) -> ProcessLaunch:
     """What to start for a serve plan, in the environment `base`."""
-    return Launch(
+    return ProcessLaunch(
         argv=tuple(plan["argv"]),
         env=server_environment(plan, base),
         host=plan["host"],
