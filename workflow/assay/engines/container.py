@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import psutil
 from docker import DockerClient, types
-from docker.errors import NotFound
+from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from docker.models.images import Image as EngineImage
 from urllib3.exceptions import HTTPError
@@ -41,14 +41,17 @@ from assay.engines.server import (
     end_survivors,
     leftover_of,
 )
+from assay.engines.watchdog import LAST_GRACE_S
 from assay.errors import ServerError
 
 log = logging.getLogger(__name__)
 
-LAST_GRACE_S = 10  # after SIGKILL: a process in uninterruptible sleep dies late
 SETTLE_S = 10  # from the end of a container's first process to the engine's word on it
 LOG_END_S = 5
+NO_COMMAND = (126, 127)  # exit codes of the init, and of shells, for a command that cannot be run or found
 PORT_HOLDERS = {"docker-proxy", "dockerd", "rootlesskit"}  # what listens for a container whose port is published
+
+_LISTEN = "0A"
 
 # Runs in the container's interpreter, where processes of another user of ours can be looked into.
 _SOCKETS = """
@@ -154,13 +157,17 @@ class ContainerServer(Server):
             self._log_copy.join(LOG_END_S)
         if state is None:
             return Death("the server's container ended, and its engine does not say how", None, self.log_tail())
-        code = state["ExitCode"]
+        code, kind = state["ExitCode"], FailureKind.EXITED
+        message = f"the server exited with {_describe(code)}"
         if state["OOMKilled"]:
             limit = self.launch.memory_bytes
             allowed = f"the {limit / 2**20:.0f} MiB of memory_bytes" if limit else "what the machine had"
-            message = f"the server exited with {_describe(code)}: out of memory, it needed more than {allowed}"
-            return Death(message, code, self.log_tail(), FailureKind.OUT_OF_MEMORY)
-        return Death(f"the server exited with {_describe(code)}", code, self.log_tail())
+            message += f": out of memory, it needed more than {allowed}"
+            kind = FailureKind.OUT_OF_MEMORY
+        elif code in NO_COMMAND:
+            message += f": {self.argv[0]} is not in the image, or may not be run"
+            kind = FailureKind.CANNOT_START
+        return Death(message, code, self.log_tail(), kind)
 
     def processes(self) -> set[psutil.Process]:
         """Everything in the container's cgroup."""
@@ -178,8 +185,15 @@ class ContainerServer(Server):
         found = super().strangers()
         if not self.launch.host_network:
             # The engine holds a published port, and it would not have started the container had it not got it.
-            return {pid for pid in found if pid is not None and _program(pid) not in PORT_HOLDERS}
+            # A holder that ended this moment, with the container, has no program any more.
+            return {pid for pid in found if pid is not None and _program(pid) not in (None, *PORT_HOLDERS)}
         return found - {None} if None in found and self._holds_its_port() else found
+
+    def listening(self) -> bool:
+        """Whether anybody takes requests to the server: its published port is held by the engine from the start."""
+        if self.launch.host_network:
+            return super().listening()
+        return self._init is not None and bool(_listening_sockets(self.launch.container_port, self._init.pid))
 
     def interpreter(self) -> str:
         """The Python that runs the server, as it was called: a link's place tells which environment it is of."""
@@ -299,12 +313,12 @@ class ContainerServer(Server):
         container, image = self._running_container, self._image
         assert image is not None
         container.reload()
+        self._init = _first_process(container)
         if container.attrs["Image"] != image.id:
             self._fail(
                 FailureKind.IMAGE_MISMATCH,
                 f"the container runs image {container.attrs['Image']}, expected {image.id} ({self.launch.reference})",
             )
-        self._init = _first_process(container)
         if self._init is None:
             container.reload()
             if container.attrs["State"]["Running"]:
@@ -321,18 +335,19 @@ class ContainerServer(Server):
             )
 
     def _final_state(self) -> Mapping[str, Any] | None:
-        """What the engine says of the ended container; None when it does not."""
-        deadline = time.monotonic() + SETTLE_S
-        while time.monotonic() < deadline:
+        """What the engine says of the ended container; None when it says nothing, or that it runs."""
+        deadline = time.monotonic() + (SETTLE_S if self._init else 0)
+        while True:
             try:
                 self._running_container.reload()
             except ENGINE_ERRORS:
                 return None
             state = self._running_container.attrs["State"]
-            if not state["Running"]:
+            if state["Status"] in ("exited", "dead"):
                 return state
+            if time.monotonic() > deadline:
+                return None
             time.sleep(POLL_S)
-        return None
 
     def _stop(self) -> Cleanup:
         """End the container, remove it and prove it gone."""
@@ -343,7 +358,7 @@ class ContainerServer(Server):
             if self._container is not None:
                 stopped_by = self._end()
                 state = self._final_state()
-                exit_code = state["ExitCode"] if state and self._init else None
+                exit_code = state["ExitCode"] if state else None
         finally:  # also when a second interrupt breaks off the grace
             kept = self._remove()
         if survivors := self._survivors():  # only when the engine is gone or hangs
@@ -368,8 +383,11 @@ class ContainerServer(Server):
                 break
             try:
                 self._running_container.kill(number.name)
-            except ENGINE_ERRORS as error:  # it ended this moment, or the engine is gone
-                log.warning("%s could not be sent: %s", number.name, told(error))
+            except APIError as error:  # it ended this moment, most likely
+                log.info("%s was not sent: %s", number.name, told(error))
+            except ENGINE_ERRORS as error:
+                log.error("the container cannot be stopped by its engine: %s", told(error))
+                break
             stopped_by = number.name
             psutil.wait_procs([self._init], timeout=wait_s)
         return stopped_by
@@ -397,7 +415,7 @@ class ContainerServer(Server):
 
     def _holds_its_port(self) -> bool:
         """Whether the sockets that listen on our port are the container's, told from within it."""
-        wanted = _listening_sockets(self.port)
+        wanted = _listening_sockets(self.port, os.getpid())
         held = self.output_of([self.interpreter(), "-c", _SOCKETS], {})
         return bool(wanted) and held is not None and wanted <= set(held.split())
 
@@ -452,14 +470,19 @@ def _cgroup(pid: int) -> list[str] | None:
         return None
 
 
-def _listening_sockets(port: int) -> set[str]:
-    """Sockets of this machine's network that listen on `port`, as /proc/<pid>/fd names them."""
+def _listening_sockets(port: int, pid: int) -> set[str]:
+    """Sockets that listen on `port` in the network of process `pid`, as /proc/<pid>/fd names them.
+
+    Format: https://docs.kernel.org/networking/proc_net_tcp.html
+    """
     found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()  # 1: local address, 3: state (0A: LISTEN), 9: inode; see proc_net_tcp in the kernel
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{fields[9]}]")
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                address, state, inode = fields[1], fields[3], fields[9]
+                if state == _LISTEN and int(address.rpartition(":")[2], 16) == port:
+                    found.add(f"socket:[{inode}]")
     return found
 
 

@@ -149,11 +149,13 @@ def _pull(repository: str, version: str | None, name: str, before: Image | None)
                 failure.kind, f"{failure}; check repository and digest; {digest_hint(repository, 'TAG')}"
             ) from None
         raise
-    if errors:
-        altered = any(_ALTERED in error for error in errors)
+    if not errors:
+        log.info("pulled %s in %.0f s", name, time.monotonic() - started)
+    elif any(_ALTERED in error for error in errors):
         raise StartFailure(
-            FailureKind.IMAGE_MISMATCH if altered else FailureKind.IMAGE_MISSING,
-            f"image {name} was refused by the engine: {'; '.join(errors)}{kept}; "
-            + ("the registry, or something on the way, altered it: nothing of it was kept" if altered else "try again"),
+            FailureKind.IMAGE_MISMATCH,
+            f"image {name} was refused by the engine: {'; '.join(errors)}{kept}; the registry, or something on the "
+            "way, altered it, and nothing of it was kept",
         )
-    log.info("pulled %s in %.0f s", name, time.monotonic() - started)
+    else:
+        raise StartFailure(FailureKind.IMAGE_MISSING, f"image {name} cannot be pulled{kept}: {'; '.join(errors)}")

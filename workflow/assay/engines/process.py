@@ -33,6 +33,7 @@ from assay.engines.server import (
 from assay.errors import ServerError
 
 COMMAND_LIMIT_S = 120
+TELL_LIMIT_S = 10  # on a busy machine
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ProcessServer(Server):
         """How the server ended, or None while it lives."""
         self._listen(0)
         if "exited" not in self._events and self._pid is not None and not _alive(self._pid):
-            self._listen(1)  # the watchdog looks a few times a second and will tell in a moment
+            self._listen(TELL_LIMIT_S)  # the watchdog looks a few times a second and will tell in a moment
         if "exited" in self._events:
             code = self._events["exited"]["exit_code"]
             return Death(f"the server exited with {_describe(code)}", code, self.log_tail())

@@ -192,6 +192,10 @@ class Server(ABC):
             found &= listeners(self.launch.host, self.port) - self.tree()
         return found
 
+    def listening(self) -> bool:
+        """Whether anybody takes requests to the server."""
+        return bool(listeners(self.launch.host, self.port))
+
     def log_tail(self) -> str:
         """The last lines of the server's log."""
         with self.log_path.open("rb") as handle:
@@ -217,7 +221,7 @@ class Server(ABC):
         answer: str | None = "nothing listens on its port"
         while True:
             self._check_start(answer)
-            if listeners(self.launch.host, self.port):
+            if self.listening():
                 # The check runs beside the probe, so a server that dies does not keep us until the probe times out.
                 task = asyncio.ensure_future(probe(self.base_url))
                 try:
