@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 sys.path[:0] = json.loads(sys.argv[1])
 from assay.engines.container import ContainerLaunch, Mount
+from assay.engines.identity import measure
 from assay.engines.server import serve
 from processes import probe
 folder = Path(sys.argv[2])
@@ -29,6 +30,9 @@ launch = ContainerLaunch(**fields | {"mounts": tuple(Mount(**item) for item in f
 def record(cleanup):
     (folder / "cleanup.json").write_text(json.dumps(asdict(cleanup)))
 with serve(launch, folder / "server.log", probe, record) as server:
+    asked = {"identity": {"module": "served", "distribution": "served", "version_route": None}, "env": {}}
+    identity = asdict(measure(server, asked, dict(os.environ)))
+    (folder / "identity.json").write_text(json.dumps(identity))
     (folder / "pids.json").write_text(json.dumps(sorted(server.tree())))
     time.sleep(600)
 """
@@ -39,10 +43,10 @@ def owning(tmp_path):
     """A function that serves a launch from another process; gives that process and the pids of its server."""
     started = []
 
-    def start(launch):
+    def start(launch, *prefix):
         folder = tmp_path / f"owner{len(started)}"
         folder.mkdir()
-        command = [sys.executable, "-c", OWNING, json.dumps(sys.path), str(folder), json.dumps(asdict(launch))]
+        command = [*prefix, sys.executable, "-c", OWNING, json.dumps(sys.path), str(folder), json.dumps(asdict(launch))]
         started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
         pids = folder / "pids.json"
         assert wait_until(lambda: pids.exists() and pids.read_text(), limit_s=60)
@@ -102,6 +106,20 @@ def test_a_second_interrupt_cuts_the_grace_short_and_still_removes_the_container
     process.send_signal(signal.SIGTERM)
     process.wait(timeout=20)
     assert client.containers.list(all=True) == [] and not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("host_network", [False, True])
+def test_who_may_not_look_into_a_container_can_serve_from_one(launch, client, owning, host_network):
+    """As for a user who is not root: without capabilities, not even our own user's containers can be looked into."""
+    powerless = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    process, pids, folder = owning(replace(launch, host_network=host_network), *powerless)
+    identity = json.loads((folder / "identity.json").read_text())
+    assert (identity["cwd"], identity["listener_pids"]) == (None, None)
+    assert identity["argv"][0] == launch.argv[0] and identity["pid"] in pids and identity["listener_is_ours"]
+    assert identity["version"] == "1.2.3" and identity["env_set"]["FROM_PLAN"] == "yes"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    assert json.loads((folder / "cleanup.json").read_text())["clean"] and not any(map(alive, pids))
 
 
 def test_other_peoples_containers_are_listed_with_their_devices_and_ours_are_not(launch, client, tmp_path):

@@ -28,6 +28,7 @@ from urllib3.exceptions import HTTPError
 from assay.engines import images, tenants
 from assay.engines.images import ENGINE_ERRORS, engine_told, told
 from assay.engines.server import (
+    COMMAND_LIMIT_S,
     POLL_S,
     Cleanup,
     Death,
@@ -180,15 +181,6 @@ class ContainerServer(Server):
                     found.add(psutil.Process(pid))
         return found
 
-    def strangers(self) -> set[int | None]:
-        """Process ids that listen on the server's port and are not of its tree; None for one we may not look at."""
-        found = super().strangers()
-        if not self.launch.host_network:
-            # The engine holds a published port, and it would not have started the container had it not got it.
-            # A holder that ended this moment, with the container, has no program any more.
-            return {pid for pid in found if pid is not None and _program(pid) not in (None, *PORT_HOLDERS)}
-        return found - {None} if None in found and self._holds_its_port() else found
-
     def listening(self) -> bool:
         """Whether anybody takes requests to the server: its published port is held by the engine from the start."""
         if self.launch.host_network:
@@ -207,10 +199,17 @@ class ContainerServer(Server):
 
     def output_of(self, command: Sequence[str], env: Mapping[str, str]) -> str | None:
         """What a command prints in the container; None when it fails."""
-        try:
-            code, (output, _) = self._running_container.exec_run(list(command), demux=True)
-        except ENGINE_ERRORS:
-            return None
+        container, done = self._running_container, []
+
+        def execute() -> None:
+            with contextlib.suppress(*ENGINE_ERRORS, HTTPError, OSError):
+                done.append(container.exec_run(list(command), demux=True))
+
+        # The client knows no limit of time for this.
+        thread = threading.Thread(target=execute, daemon=True)
+        thread.start()
+        thread.join(COMMAND_LIMIT_S)
+        code, (output, _) = done[0] if done else (None, (None, None))
         return output.decode(errors="replace") if code == 0 and output is not None else None
 
     def image(self) -> Image | None:
@@ -334,6 +333,14 @@ class ContainerServer(Server):
                 "host_network, or give the engine a bridge",
             )
 
+    def _foreign(self) -> set[int | None]:
+        found = super()._foreign()
+        if not self.launch.host_network:
+            # The engine holds a published port, and would not have started the container had it not got it. A holder
+            # that ended this moment, with the container, has no program any more.
+            return {pid for pid in found if pid is not None and _program(pid) not in (None, *PORT_HOLDERS)}
+        return found - {None} if None in found and self._holds_its_port() else found
+
     def _final_state(self) -> Mapping[str, Any] | None:
         """What the engine says of the ended container; None when it says nothing, or that it runs."""
         deadline = time.monotonic() + (SETTLE_S if self._init else 0)
@@ -364,16 +371,7 @@ class ContainerServer(Server):
         if survivors := self._survivors():  # only when the engine is gone or hangs
             stopped_by = "SIGKILL"
             end_survivors(survivors, LAST_GRACE_S)
-        leftover = kept + leftover_of(self._survivors())
-        port_free = can_bind(self.launch.host, self.port)
-        return Cleanup(
-            stopped_by=stopped_by,
-            seconds=round(time.monotonic() - started, 3),
-            exit_code=exit_code,
-            leftover=leftover,
-            port_free=port_free,
-            clean=port_free and not leftover,
-        )
+        return self._cleanup(started, stopped_by, exit_code, kept + leftover_of(self._survivors()))
 
     def _end(self) -> str:
         """End the container's processes; returns the name of the last signal that was needed, or "exited"."""

@@ -23,7 +23,7 @@ from assay.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-ANSWER_LIMIT_S = 60
+ANSWER_LIMIT_S = 120
 PULL_SILENCE_S = 600  # a registry or a disk may be still for long while a layer of many GB is unpacked
 ENGINE_ERRORS = (DockerException, RequestException)  # an engine that is gone is not a DockerException
 

@@ -19,6 +19,7 @@ import psutil
 
 from assay.engines import watchdog
 from assay.engines.server import (
+    COMMAND_LIMIT_S,
     POLL_S,
     Cleanup,
     Death,
@@ -26,13 +27,11 @@ from assay.engines.server import (
     Launch,
     Server,
     alive,
-    can_bind,
     end_survivors,
     leftover_of,
 )
 from assay.errors import ServerError
 
-COMMAND_LIMIT_S = 120
 TELL_LIMIT_S = 10  # on a busy machine
 
 
@@ -132,8 +131,7 @@ class ProcessServer(Server):
         """End the tree and prove it gone."""
         started = time.monotonic()
         if self._popen is None:
-            port_free = can_bind(self.launch.host, self.port)
-            return Cleanup("exited", 0.0, None, [], port_free, clean=port_free)
+            return self._cleanup(started, "exited", None, [])
         self.tree()
         with contextlib.suppress(OSError):
             _opened(self._watchdog.stdin).close()
@@ -147,16 +145,8 @@ class ProcessServer(Server):
             end_survivors(survivors, watchdog.LAST_GRACE_S)
         self._watchdog.wait()
         _opened(self._watchdog.stdout).close()
-        leftover = leftover_of(self._survivors())
-        port_free = can_bind(self.launch.host, self.port)
-        return Cleanup(
-            stopped_by=stopped_by,
-            seconds=round(time.monotonic() - started, 3),
-            exit_code=self._events.get("exited", {}).get("exit_code"),
-            leftover=leftover,
-            port_free=port_free,
-            clean=port_free and not leftover,
-        )
+        exit_code = self._events.get("exited", {}).get("exit_code")
+        return self._cleanup(started, stopped_by, exit_code, leftover_of(self._survivors()))
 
     def _survivors(self) -> list[psutil.Process]:
         """Living processes of the tree: seen in it before, or in the session that was made for it."""

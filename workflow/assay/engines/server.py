@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 PORT_ATTEMPTS = 3
+COMMAND_LIMIT_S = 120  # of a command that is run where the server runs
 TAIL_LINES, TAIL_BYTES = 30, 8192
 
 Probe = Callable[[str], Awaitable[str | None]]
@@ -184,13 +185,16 @@ class Server(ABC):
 
     def strangers(self) -> set[int | None]:
         """Process ids that listen on the server's port and are not of its tree; None for one we may not look at."""
-        before = self.tree()
-        found = listeners(self.launch.host, self.port) - before - self.tree()
+        found = self._foreign()
         if found:
             # Looked at twice: a socket opened between the system's two tables has no owner yet.
             time.sleep(POLL_S)
-            found &= listeners(self.launch.host, self.port) - self.tree()
+            found &= self._foreign()
         return found
+
+    def _foreign(self) -> set[int | None]:
+        before = self.tree()
+        return listeners(self.launch.host, self.port) - before - self.tree()
 
     def listening(self) -> bool:
         """Whether anybody takes requests to the server."""
@@ -216,6 +220,20 @@ class Server(ABC):
             failure.seconds = time.monotonic() - begun
             raise
         self.ready_s = time.monotonic() - self._started
+
+    def _cleanup(
+        self, started: float, stopped_by: str, exit_code: int | None, leftover: list[dict[str, Any]]
+    ) -> Cleanup:
+        """What a launcher returns from `_stop`, which it began at `started`."""
+        port_free = can_bind(self.launch.host, self.port)
+        return Cleanup(
+            stopped_by=stopped_by,
+            seconds=round(time.monotonic() - started, 3),
+            exit_code=exit_code,
+            leftover=leftover,
+            port_free=port_free,
+            clean=port_free and not leftover,
+        )
 
     async def _probe_until_ready(self, probe: Probe) -> None:
         answer: str | None = "nothing listens on its port"
