@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from built_image import SERVED, build
+from docker import APIClient
 from docker.models.containers import ContainerCollection
 from serving import failure_of, run
 
@@ -66,7 +67,17 @@ def test_a_stale_image_is_not_served_for_a_tag_whose_new_one_is_altered(launch, 
     failure, [cleanup] = failure_of(by_tag, tmp_path)
     assert failure.kind == FailureKind.IMAGE_MISMATCH and cleanup.clean
     assert f"{registry.repository}:1 was refused" in str(failure)
-    assert f"the image that has this name here is another ({image.id}) and is not used" in str(failure)
+    assert f"the image that is held under this name ({image.id}) is not used" in str(failure)
+
+
+def test_a_pull_that_breaks_off_without_an_error_does_not_serve_the_stale_image(launch, tmp_path, monkeypatch):
+    by_tag = replace(launch, digest=None, tag="1")
+    run(by_tag, tmp_path)
+    real = APIClient.pull
+    monkeypatch.setattr(APIClient, "pull", lambda *args, **options: list(real(*args, **options))[:1])
+    failure, [cleanup] = failure_of(by_tag, tmp_path)
+    assert failure.kind == FailureKind.IMAGE_MISSING and cleanup.clean
+    assert "the engine broke off before it said what it had pulled" in str(failure)
 
 
 def test_a_tag_is_what_the_registry_says_it_is_today(launch, registry, image, moved, tmp_path):

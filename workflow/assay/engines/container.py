@@ -23,7 +23,6 @@ from docker import DockerClient, types
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from docker.models.images import Image as EngineImage
-from urllib3.exceptions import HTTPError
 
 from assay.engines import images, tenants
 from assay.engines.images import ENGINE_ERRORS, engine_told, told
@@ -202,7 +201,7 @@ class ContainerServer(Server):
         container, done = self._running_container, []
 
         def execute() -> None:
-            with contextlib.suppress(*ENGINE_ERRORS, HTTPError, OSError):
+            with contextlib.suppress(*ENGINE_ERRORS):
                 done.append(container.exec_run(list(command), demux=True))
 
         # The client knows no limit of time for this.
@@ -457,7 +456,7 @@ def _copy_log(container: Container, path: Path) -> None:
             for chunk in container.logs(stream=True, follow=True):
                 output.write(chunk)
                 output.flush()
-    except (*ENGINE_ERRORS, HTTPError, OSError) as error:
+    except ENGINE_ERRORS as error:
         log.warning("the log of container %s is not copied to its end: %s", container.short_id, error)
 
 

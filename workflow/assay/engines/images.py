@@ -11,12 +11,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from http.client import HTTPException
 
 import docker
 from docker import DockerClient
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.images import Image
-from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
 
 from assay.engines.server import FailureKind, StartFailure
 from assay.errors import ConfigError
@@ -25,8 +26,10 @@ log = logging.getLogger(__name__)
 
 ANSWER_LIMIT_S = 120
 PULL_SILENCE_S = 600  # a registry or a disk may be still for long while a layer of many GB is unpacked
-ENGINE_ERRORS = (DockerException, RequestException)  # an engine that is gone is not a DockerException
+# An engine that is gone is not a DockerException, and one that goes while it talks is anything a connection can raise.
+ENGINE_ERRORS = (DockerException, OSError, HTTPError, HTTPException)
 
+_DIGEST = "Digest: "  # what the stream of a pull that came to its end says
 _ALTERED = "verification failed"  # what engines say of a layer, a config or a manifest that is not its digest
 
 
@@ -98,10 +101,12 @@ def ensure_image(engine: DockerClient, repository: str, digest: str | None, tag:
     with engine_told(FailureKind.IMAGE_MISSING, f"image {name} cannot be looked up"):
         image = find(engine, name)
     if image is None or digest is None:
-        _pull(repository, digest or tag, name, image)
+        pulled = _pull(repository, digest or tag, name, image)
         with engine_told(FailureKind.IMAGE_MISSING, f"image {name} was pulled and is not there"):
             image = engine.images.get(name)
-    check_digest(image, name, digest)
+        check_digest(image, name, pulled)
+    if digest is not None:
+        check_digest(image, name, digest)
     return image
 
 
@@ -113,10 +118,10 @@ def find(engine: DockerClient, name: str) -> Image | None:
         return None
 
 
-def check_digest(image: Image, name: str, digest: str | None) -> None:
+def check_digest(image: Image, name: str, digest: str) -> None:
     """Raises StartFailure unless `digest` is one of the digests that the image was pulled by."""
     found = repo_digests(image)
-    if digest is not None and digest not in {entry.rpartition("@")[2] for entry in found}:
+    if digest not in {entry.rpartition("@")[2] for entry in found}:
         raise StartFailure(
             FailureKind.IMAGE_MISMATCH,
             f"image {name} is not what the engine has under that name: expected {digest}, found "
@@ -129,33 +134,34 @@ def repo_digests(image: Image) -> list[str]:
     return sorted(image.attrs.get("RepoDigests") or [])
 
 
-def _pull(repository: str, version: str | None, name: str, before: Image | None) -> None:
+def _pull(repository: str, version: str | None, name: str, before: Image | None) -> str:
+    """Pull an image; the digest that the engine says it has now."""
     log.info("pulling %s", name)
     started = time.monotonic()
-    kept = f"; the image that has this name here is another ({before.id}) and is not used" if before else ""
+    kept = f"; the image that is held under this name ({before.id}) is not used" if before else ""
+    failed = f"image {name} cannot be pulled{kept}"
     try:
         with (
-            engine_told(FailureKind.IMAGE_MISSING, f"image {name} cannot be pulled{kept}"),
+            engine_told(FailureKind.IMAGE_MISSING, failed),
             contextlib.closing(connect(PULL_SILENCE_S)) as engine,
         ):
-            errors = [
-                step["error"]
-                for step in engine.api.pull(repository, tag=version, stream=True, decode=True)
-                if "error" in step
-            ]
+            steps = list(engine.api.pull(repository, tag=version, stream=True, decode=True))
     except StartFailure as failure:
         if isinstance(failure.__cause__, NotFound):
             raise StartFailure(
                 failure.kind, f"{failure}; check repository and digest; {digest_hint(repository, 'TAG')}"
             ) from None
         raise
-    if not errors:
-        log.info("pulled %s in %.0f s", name, time.monotonic() - started)
-    elif any(_ALTERED in error for error in errors):
+    errors = [step["error"] for step in steps if "error" in step]
+    if any(_ALTERED in error for error in errors):
         raise StartFailure(
             FailureKind.IMAGE_MISMATCH,
             f"image {name} was refused by the engine: {'; '.join(errors)}{kept}; the registry, or something on the "
             "way, altered it, and nothing of it was kept",
         )
-    else:
-        raise StartFailure(FailureKind.IMAGE_MISSING, f"image {name} cannot be pulled{kept}: {'; '.join(errors)}")
+    digests = [step["status"].removeprefix(_DIGEST) for step in steps if step.get("status", "").startswith(_DIGEST)]
+    if errors or not digests:
+        why = "; ".join(errors) or "the engine broke off before it said what it had pulled"
+        raise StartFailure(FailureKind.IMAGE_MISSING, f"{failed}: {why}")
+    log.info("pulled %s in %.0f s", name, time.monotonic() - started)
+    return digests[-1]
