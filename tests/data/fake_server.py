@@ -19,12 +19,24 @@ parser.add_argument("--never-listen", action="store_true")
 parser.add_argument("--health-only", action="store_true", help="answers /health, and 503 to every generation")
 parser.add_argument("--hang", action="store_true", help="takes a generation request and never answers")
 parser.add_argument("--die-at-request", type=int)
+parser.add_argument("--hoard-loading", action="store_true", help="takes memory without end")
+parser.add_argument("--hoard-at-request", type=int)
 parser.add_argument("--stubborn", action="store_true", help="ignores SIGINT and SIGTERM")
 parser.add_argument("--escape", type=Path, help="fork twice into a new session; write the worker's pid here")
 parser.add_argument("--linger", type=float, help="on SIGINT the first thread ends at once, another so much later")
 options = parser.parse_args()
 
+
+def hoard():
+    """Take memory until there is none."""
+    taken = []
+    while True:
+        taken.append(b"x" * 2**22)
+
+
 print("loading weights", flush=True)
+if options.hoard_loading:
+    hoard()
 if options.die_loading:
     sys.exit("cannot find tensor lm_head.weight")
 if options.stubborn:
@@ -67,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
         if options.die_at_request and Handler.requests >= options.die_at_request:
             print("out of memory", flush=True)
             os._exit(7)
+        if options.hoard_at_request and Handler.requests >= options.hoard_at_request:
+            hoard()
         if options.hang:
             time.sleep(600)
         if options.health_only:

@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 from synthetic import ALL_SERVED, SERVED, TOOL, World, instance
 
+from assay.engines.server import FailureKind
 from assay.errors import StoreError
 from assay.records import Status
 from assay.verdicts.decide import judge_run, unsupported_verdict
@@ -115,7 +116,7 @@ def test_a_server_that_exits_before_it_is_ready_fails_at_startup():
     assert verdict.reason.startswith("startup: instance 0 ended by itself")
 
 
-@pytest.mark.parametrize("kind", ["not_ready", "port_taken", "cannot_start"])
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - {FailureKind.EXITED}))
 def test_a_server_that_never_came_up_for_another_reason_is_an_error(kind):
     verdict = judge(without(World(), *ALL_SERVED), **with_instances(never(kind), never(kind)))
     assert verdict.verdict is Status.ERROR

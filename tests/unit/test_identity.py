@@ -9,6 +9,7 @@ import pytest
 from assay.canonical import sha256_lines
 from assay.engines import identity
 from assay.engines.identity import changed, measure
+from assay.engines.process import ProcessServer
 
 BASE = {"PATH": "/bin", "OMP_NUM_THREADS": "1", "GONE": "x"}
 
@@ -29,6 +30,13 @@ def measured(monkeypatch):
             base_url="http://127.0.0.1:1",
             launch=SimpleNamespace(host="127.0.0.1"),
             tree=lambda: {os.getpid()},
+            strangers=set,
+            image=lambda: None,
+            base_env=lambda ours: ours,
+            told_env=lambda: None,
+            on_host=lambda file: file,
+            interpreter=lambda: python,
+            output_of=lambda command, env: ProcessServer.output_of(None, command, env),
         )
         plan = {
             "identity": {

@@ -9,39 +9,18 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from processes import FAKE, alive, probe, wait_until
 
-from assay.engines.process import FailureKind, Launch, StartFailure, free_port, listeners, serve
+from assay.engines.process import ProcessLaunch
+from assay.engines.server import FailureKind, StartFailure, free_port, listeners, serve
 from assay.errors import StoreError
 
-FAKE = Path(__file__).parent.parent / "data" / "fake_server.py"
 HOST = "127.0.0.1"
-
-
-async def probe(base_url):
-    async with httpx.AsyncClient(base_url=base_url, trust_env=False) as client:
-        answer = await client.post("/v1/chat/completions", json={"messages": []})
-    return None if answer.status_code == 200 else f"HTTP {answer.status_code}"
 
 
 def fake(*flags, start_limit_s=20.0, stop_grace_s=5.0):
     argv = (sys.executable, str(FAKE), "--port={port}", *map(str, flags))
-    return Launch(argv, dict(os.environ), HOST, start_limit_s, stop_grace_s)
-
-
-def alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until(condition, limit_s=20):
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
+    return ProcessLaunch(argv, dict(os.environ), HOST, start_limit_s, stop_grace_s)
 
 
 def run(launch, tmp_path, body=lambda server: None, **options):
@@ -99,7 +78,7 @@ def test_a_server_without_a_generation_in_time_is_not_ready_whatever_its_health_
 
 
 def test_a_command_that_does_not_exist_cannot_start(tmp_path):
-    launch = Launch(("/nowhere/python", "{port}"), dict(os.environ), HOST, 5, 5)
+    launch = ProcessLaunch(("/nowhere/python", "{port}"), dict(os.environ), HOST, 5, 5)
     failure, [cleanup] = failure_of(launch, tmp_path)
     assert failure.kind == FailureKind.CANNOT_START
     assert "/nowhere/python" in str(failure) and "No such file" in str(failure)
@@ -224,7 +203,7 @@ OWNER = """
 import json, sys, time
 from dataclasses import asdict
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/.."]
 from test_process import fake, probe, serve
 folder = Path(sys.argv[2])
 def record(cleanup):

@@ -20,8 +20,9 @@ from assay.client.transport import Plan, not_sent, probe_generation, send_set
 from assay.config import ClientSpec, MstarSpec, parse
 from assay.engines.identity import Identity, changed, measure
 from assay.engines.instance import State, cache_states, instance_folder, make_cache_folders
-from assay.engines.plan import HOST, effective_options, fill_instance, server_environment
-from assay.engines.process import POLL_S, Cleanup, Death, Launch, Probe, Server, StartFailure, free_port, serve
+from assay.engines.launch import launch
+from assay.engines.plan import effective_options
+from assay.engines.server import POLL_S, Cleanup, Death, Probe, Server, StartFailure, serve
 from assay.engines.tree import wrong_tree
 from assay.errors import ServerError, SourceError
 from assay.progress import progress
@@ -143,30 +144,6 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
         run.failure = failure
         run.rows = [row for arm, _ in passes for row in not_sent(items, arm, f"the server never came: {failure}")]
     return run
-
-
-def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path) -> Launch:
-    """What to start for one instance of a serve plan.
-
-    Args:
-        plan: a serve plan.
-        base: the environment we run in.
-        folder: the instance's own.
-
-    Raises:
-        ServerError: the plan is for a container.
-    """
-    if plan["container"] is not None:
-        raise ServerError(f"config '{plan['config']}' runs in a container, and no launcher of containers is here yet")
-    ports = {name: free_port(HOST) for name in plan["side_ports"]}
-    argv, env = fill_instance(plan, str(folder), ports)
-    return Launch(
-        argv=tuple(argv),
-        env=server_environment({**plan, "env": env}, base),
-        host=plan["host"],
-        start_limit_s=plan["limits"]["start_limit_s"],
-        stop_grace_s=plan["limits"]["stop_grace_s"],
-    )
 
 
 async def _walk(server: Server, client: Plan, items: list[Row], arm: str, concurrency: int, send: Send) -> list[Row]:

@@ -1,7 +1,7 @@
 """What a running server is, measured from the server itself. What cannot be measured is null, never taken from config.
 
-Read from the kernel (`/proc/<pid>`), from the server's own interpreter under the server's own environment, from the
-git tree its module lies in, and from its version route.
+Read from the kernel (`/proc/<pid>`), from the server's own interpreter where the server runs and under its environment,
+from the git tree its module lies in, from its version route and, for a container, from the engine that runs it.
 """
 
 from __future__ import annotations
@@ -9,22 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
 from assay.canonical import sha256_lines
-from assay.engines.process import Server, listeners
+from assay.engines.server import Image, Server, boot_id, listeners
 from assay.engines.tree import native_modules
 from assay.provenance import GitState, git_state
 
-INTERPRETER_LIMIT_S = 120
 ROUTE_LIMIT_S = 30
 HIDDEN = "(hidden)"
 
@@ -60,7 +57,8 @@ class Identity:
     argv: list[str] | None
     exe: str | None
     cwd: str | None
-    env_set: dict[str, str] | None  # of the plan's, and any other that differs from our own; secrets hidden
+    image: Image | None  # what a container was made from; a process has none
+    env_set: dict[str, str] | None  # of the plan's, and any other that differs from ours or the image's; secrets hidden
     env_removed: list[str] | None
     listener_pids: list[int] | None
     listener_is_ours: bool | None
@@ -84,26 +82,29 @@ def measure(server: Server, plan: Mapping[str, Any], base: Mapping[str, str]) ->
     Args:
         server: a ready server.
         plan: its serve plan, which says what to look for: module, distribution, version route, names in `env`.
-        base: the environment we run in, for the difference.
+        base: the environment we run in, for the difference (of a container: the difference is from its image's).
     """
     spec = plan["identity"]
     process = _process(server.pid)
-    env = process.get("environ")
-    asked = _ask_interpreter(server.argv[0], env, spec["module"], spec["distribution"])
-    state = git_state(asked["file"]) if asked.get("file") else GitState(None, None, None)
+    env = process.get("environ") or server.told_env()
+    base = server.base_env(base)
+    asked = _ask_interpreter(server, env, spec["module"], spec["distribution"])
+    file = server.on_host(asked["file"]) if asked.get("file") else None
+    state = git_state(file) if file else GitState(None, None, None)
     found = listeners(server.launch.host, server.port)
     return Identity(
         measured_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        boot_id=_boot_id(),
+        boot_id=boot_id(),
         pid=server.pid,
         started_utc=process.get("started_utc"),
         argv=process.get("cmdline"),
         exe=process.get("exe"),
         cwd=process.get("cwd"),
+        image=server.image(),
         env_set=None if env is None else _env_set(env, base, plan["env"]),
         env_removed=None if env is None else sorted(set(base) - set(env)),
         listener_pids=sorted(pid for pid in found if pid is not None) or None,
-        listener_is_ours=found <= server.tree() if found else None,
+        listener_is_ours=not server.strangers() if found else None,
         python=asked.get("python"),
         prefix=asked.get("prefix"),
         module_file=asked.get("file"),
@@ -150,17 +151,14 @@ def _env_set(env: Mapping[str, str], base: Mapping[str, str], planned: Container
     }
 
 
-def _ask_interpreter(python: str, env: Mapping[str, str] | None, module: str, distribution: str) -> dict[str, Any]:
+def _ask_interpreter(server: Server, env: Mapping[str, str] | None, module: str, distribution: str) -> dict[str, Any]:
     """What the server's interpreter finds under the server's environment; empty when it cannot be asked."""
     if env is None:
         return {}
-    command = [python, "-c", _ASK_INTERPRETER, module, distribution]
+    answer = server.output_of([server.interpreter(), "-c", _ASK_INTERPRETER, module, distribution], env)
     try:
-        done = subprocess.run(
-            command, env=dict(env), capture_output=True, text=True, timeout=INTERPRETER_LIMIT_S, check=True
-        )
-        return json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
+        return json.loads(answer or "")
+    except ValueError:
         return {}
 
 
@@ -184,9 +182,3 @@ def _ask_health(base_url: str, route: str | None) -> int | None:
         return httpx.get(base_url + route, timeout=ROUTE_LIMIT_S, trust_env=False).status_code
     except httpx.HTTPError:
         return None
-
-
-def _boot_id() -> str | None:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return None

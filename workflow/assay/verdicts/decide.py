@@ -270,7 +270,7 @@ def decide(
         (
             Status.ERROR,
             [
-                *_startup(instances, "not_ready", "port_taken", "cannot_start"),
+                *_startup(instances, *(kind for kind in _HOW if kind != "exited")),
                 *control_errors.values(),
                 *_unclean(instances),
                 *([] if gates else ["no gate was evaluated: nothing was measured"]),
@@ -308,6 +308,10 @@ _HOW = {
     "not_ready": "never became ready, nothing was measured",
     "port_taken": "found its port taken, nothing was measured",
     "cannot_start": "could not be started, nothing was measured",
+    "out_of_memory": "ran out of the memory it was given, nothing was measured",
+    "engine_unreachable": "had no container engine to run in, nothing was measured",
+    "image_missing": "had no image to run from, nothing was measured",
+    "image_mismatch": "would have run from an image that is not the one pinned, nothing was measured",
 }
 
 

@@ -233,7 +233,16 @@ class Determinism(Strict):
 class StartupFailure(Strict):
     """Why a server never got ready."""
 
-    kind: Literal["exited", "not_ready", "port_taken", "cannot_start"]
+    kind: Literal[
+        "exited",
+        "not_ready",
+        "port_taken",
+        "cannot_start",
+        "out_of_memory",
+        "engine_unreachable",
+        "image_missing",
+        "image_mismatch",
+    ]
     message: str
     exit_code: int | None = None
     log_tail: str | None = None
@@ -267,6 +276,7 @@ class Death(Strict):
     message: str
     exit_code: int | None = None
     log_tail: str | None = None
+    kind: str | None = Field(default=None, description="Why, in the words of a start failure")
 
 
 class Instance(Strict):
