@@ -14,6 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -397,6 +398,9 @@ def watch(
         indices: runtime numbers of our devices.
         own: process ids of our server, asked at each look: it starts processes as it goes.
         path: file for the samples; begun anew.
+
+    Raises:
+        StoreError: the file cannot be written.
     """
     seen, stop = Watch(), threading.Event()
 
@@ -404,24 +408,29 @@ def watch(
         while not stop.wait(every_s if seen.looks or seen.failed else 0):
             utc = datetime.now(UTC).isoformat(timespec="milliseconds")
             try:
-                node = look()
-                samples = seen.take(node, indices, set(own()), utc)
+                samples = seen.take(look(), indices, set(own()), utc)
             except DeviceError as error:
                 seen.failed.append(str(error))
                 samples = [{"utc": utc, "error": str(error)}]
-            output.writelines(json.dumps(sample) + "\n" for sample in samples)
-            output.flush()
+            with _writing(path):
+                output.writelines(json.dumps(sample) + "\n" for sample in samples)
+                output.flush()
 
-    try:
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         output = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}") from error
-    with output:
-        thread = threading.Thread(target=work, args=(output,), name="watch devices", daemon=True)
-        thread.start()
+    with output, ThreadPoolExecutor(1, "watch") as threads:
+        working = threads.submit(work, output)
         try:
             yield seen
         finally:
             stop.set()
-            thread.join()
+            working.result()  # a watch that broke off is no watch
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error

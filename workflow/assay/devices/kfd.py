@@ -75,14 +75,14 @@ def topology(sysfs: Path) -> Topology | None:
         gpu_id = _read(path / "gpu_id")
         if gpu_id is None:
             hidden.append(int(path.name))
-        elif int(gpu_id):
-            agents.append(_agent(path, int(gpu_id)))
+        elif gpu_id != "0":  # that of a CPU
+            agents.append(_agent(path, gpu_id))
     for agent in agents:
         _check(agent, agents, sysfs)
     return Topology(tuple(agents), tuple(hidden))
 
 
-def _agent(path: Path, gpu_id: int) -> Agent:
+def _agent(path: Path, gpu_id: str) -> Agent:
     text = _read(path / "properties")
     if text is None:
         raise DeviceError(f"{path}/properties cannot be read though gpu_id can: which device it is cannot be told")
@@ -91,7 +91,7 @@ def _agent(path: Path, gpu_id: int) -> Agent:
         location, domain = int(found["location_id"]), int(found["domain"])
         return Agent(
             node=int(path.name),
-            gpu_id=gpu_id,
+            gpu_id=int(gpu_id),
             pci=f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}",
             partition=location >> 28,
             render=int(found["drm_render_minor"]),
@@ -99,7 +99,7 @@ def _agent(path: Path, gpu_id: int) -> Agent:
             device_id=int(found["device_id"]),
         )
     except (KeyError, ValueError) as error:
-        raise DeviceError(f"{path}/properties: {error} is missing or no number: the device cannot be told") from None
+        raise DeviceError(f"{path}: {error}: missing, or no number; which device it is cannot be told") from None
 
 
 def _check(agent: Agent, agents: list[Agent], sysfs: Path) -> None:
@@ -116,8 +116,8 @@ def _check(agent: Agent, agents: list[Agent], sysfs: Path) -> None:
         return
     for name, value in (("unique_id", agent.unique_id), ("device", agent.device_id), ("vendor", AMD)):
         text = _read(folder / name)
-        if text is not None and value and int(text, 16) != value:
-            raise DeviceError(f"{where} has {name} {value:#x}, the PCI device {agent.pci} has {int(text, 16):#x}")
+        if text and value and text.lower().removeprefix("0x").lstrip("0") != f"{value:x}":
+            raise DeviceError(f"{where} has {name} {value:#x}, the PCI device {agent.pci} has {text}")
 
 
 def device_name(sysfs: Path, node: str) -> str | None:
