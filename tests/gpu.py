@@ -7,10 +7,11 @@ import json
 import os
 import stat
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.config import DeviceOptions, DeviceTools
+from assay.devices.model import Known, Node
 
 FOLDER = Path(__file__).parent / "data/gpu"
 NO_TOOL = "no-such-tool"
@@ -162,6 +163,13 @@ def without(content, key):
     return changed
 
 
+def with_reading(node, index, reading, value):
+    """`node` with one value of one device replaced."""
+    device = node.devices[index]
+    sick = replace(device, readings={**device.readings, reading: Known(value, "test")})
+    return Node(tuple(sick if one.index == index else one for one in node.devices))
+
+
 # --- NVML ---------------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +192,10 @@ class Nvml:
     NVMLError_NotSupported = NVMLErrorNotSupported
     NVMLError_NoPermission = NVMLErrorNoPermission
     NVML_VOLATILE_ECC = NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = 0
+    nvmlClocksEventReasonHwSlowdown = 0x8
+    nvmlClocksEventReasonHwPowerBrakeSlowdown = 0x80
+    nvmlClocksEventReasonHwThermalSlowdown = 0x40
+    nvmlClocksEventReasonSwThermalSlowdown = 0x20
     NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
 
     def __init__(self, devices, driver=True, hidden=(), lost=()):
@@ -231,6 +243,7 @@ class Handle:
             "MemoryInfo": lambda: Handle({"used": self.memory_used, "total": self.memory_total}),
             "ComputeRunningProcesses": lambda: [Handle(process) for process in self.compute_procs],
             "MigMode": lambda: [self.fields["mig"], 0],
+            "CurrentClocksEventReasons": lambda: self.fields["reasons"],
             "PowerUsage": lambda: self.fields["power_mw"],
             "TotalEccErrors": lambda: self.fields["ecc"][arguments[0]],
         }

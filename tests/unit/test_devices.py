@@ -2,9 +2,11 @@
 
 import json
 import random
+import re
 from copy import deepcopy
 from pathlib import Path
 
+import pynvml
 import pytest
 from gpu import NO_TOOL, Nvml, build, case, script, without
 from hypothesis import HealthCheck, given, settings
@@ -44,7 +46,7 @@ def test_every_case_gives_the_map_worked_out_by_hand(tmp_path, number, tools):
 def test_every_case_gives_the_busy_devices_worked_out_by_hand(tmp_path, number, tools):
     content = case(number)
     node = amd.discover(build(content, tmp_path, tools).options)
-    busy = [one.index for one in node.devices if occupancy(node, one, HealthLimits()) == Occupancy.BUSY]
+    busy = [one.index for one in node.devices if occupancy(node, one, HealthLimits())[0] == Occupancy.BUSY]
     assert busy == content["expected"]["busy_hip"]
 
 
@@ -105,7 +107,7 @@ def test_a_tool_is_asked_only_while_something_is_missing(tmp_path):
     machine.pci("0000:65:00.0").joinpath("mem_info_vram_used").unlink()
     node = amd.discover(machine.options, need=[Reading.MEMORY_USED])
     assert (tmp_path / "asked").exists() and node.sources["amd-smi"] == "exit status 1"
-    assert occupancy(node, node.devices[3], HealthLimits()) == Occupancy.UNKNOWN  # and not free
+    assert occupancy(node, node.devices[3], HealthLimits())[0] == Occupancy.UNKNOWN  # and not free
 
 
 def test_memory_that_sysfs_does_not_tell_comes_from_amd_smi(tmp_path):
@@ -115,7 +117,7 @@ def test_memory_that_sysfs_does_not_tell_comes_from_amd_smi(tmp_path):
     node = amd.discover(machine.options)
     # HIP 0 is amd-smi 3, which says 163078 MB; HIP 3 is amd-smi 1, which is idle.
     assert node.devices[0][Reading.MEMORY_USED] == Known(163078 * 2**20, "amd-smi")
-    busy = [one.index for one in node.devices if occupancy(node, one, HealthLimits()) == Occupancy.BUSY]
+    busy = [one.index for one in node.devices if occupancy(node, one, HealthLimits())[0] == Occupancy.BUSY]
     assert busy == [0, 1]
 
 
@@ -264,6 +266,15 @@ def test_virtual_functions_whose_domain_is_dropped_are_refused(tmp_path_factory,
     assert outcome(content, tmp_path_factory.mktemp("x"), tools=False) == "refused"
 
 
+def test_two_nodes_that_say_one_address_are_refused_where_nothing_else_could_tell(tmp_path):
+    content = virtual_functions(case("01"))
+    for one in gpu_nodes(content)[3:5]:
+        one["properties"]["domain"] = 0
+    content["sysfs"]["drm"] = []
+    with pytest.raises(DeviceError, match=r"KFD node 5 and 6 both say they are 0000:00:04\.0"):
+        amd.discover(build(content, tmp_path, tools=False).options)
+
+
 @mutation
 @given(cases_of_many, st.data())
 def test_a_tool_that_drops_the_domain_is_refused(tmp_path_factory, number, data):
@@ -361,6 +372,22 @@ def test_output_that_is_cut_or_goes_on_is_no_answer(text):
 )
 def test_every_shape_of_a_number_is_read(leaf, value):
     assert smi.number(leaf) == value
+
+
+@pytest.mark.parametrize(
+    ("said", "throttle"),
+    [
+        ("UNTHROTTLED", "UNTHROTTLED"),
+        (False, "UNTHROTTLED"),
+        (0, "UNTHROTTLED"),
+        (True, "THROTTLED"),
+        (8, "8"),
+        ("N/A", None),
+    ],
+)
+def test_whether_a_device_is_slowed_down_is_read_in_every_shape(said, throttle):
+    found = smi.smi_readings({"metric": {"power": {"throttle_status": said}}})
+    assert found.get(Reading.THROTTLE) == throttle
 
 
 def test_a_library_that_prints_and_raises_is_passed_over(tmp_path):
@@ -494,7 +521,7 @@ def test_nvidia_devices_are_in_the_order_of_the_bus(tmp_path):
 def test_memory_in_use_tells_a_busy_nvidia_device_even_where_the_memory_of_its_process_is_hidden():
     content = case("09")
     node = nvidia_node(Nvml(content["nvml"]["devices"]))
-    busy = [one.tool_index.value for one in node.devices if occupancy(node, one, HealthLimits()) == Occupancy.BUSY]
+    busy = [one.tool_index.value for one in node.devices if occupancy(node, one, HealthLimits())[0] == Occupancy.BUSY]
     assert busy == content["expected"]["busy_nvml"]
     (holder,) = node.devices[2].holders
     assert (holder.pid, holder.memory, holder.certain) == (9120, None, True)
@@ -502,8 +529,25 @@ def test_memory_in_use_tells_a_busy_nvidia_device_even_where_the_memory_of_its_p
 
 def test_an_absent_sensor_is_unknown():
     (device, *_) = nvidia_node(Nvml(case("09")["nvml"]["devices"])).devices
-    assert device[Reading.POWER] == Known(None, "NVML")
+    assert device[Reading.POWER] == Known(None, "not told by NVML")
     assert device[Reading.PARTITION_MODE] == Known("MIG off", "NVML")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "throttle"),
+    [
+        (0, "UNTHROTTLED"),
+        (0x1, "UNTHROTTLED"),
+        (0x4, "UNTHROTTLED"),
+        (0x21, "THROTTLED: heat"),
+        (0x88, "hardware, power"),
+    ],
+)
+def test_sensors_of_nvidia_devices_are_read_in_the_units_of_ours(reasons, throttle):
+    (device,) = nvidia_node(Nvml([changed(reasons=reasons, power_mw=71_500, ecc={0: 4, 1: 2})[1]])).devices
+    assert device[Reading.POWER] == Known(71.5, "NVML")
+    assert (device[Reading.ECC_CORRECTABLE].value, device[Reading.ECC_UNCORRECTABLE].value) == (4, 2)
+    assert throttle in device[Reading.THROTTLE].value
 
 
 def test_a_device_hidden_by_the_cgroup_has_no_number():
@@ -545,6 +589,15 @@ def test_nvidia_devices_that_are_not_there_or_cannot_be_told_apart_are_refused(n
 )
 def test_bus_ids_are_written_as_the_kernel_does(found, normal):
     assert nvidia.normal_pci(found) == normal
+
+
+def test_all_that_is_asked_of_nvml_is_in_the_real_module():
+    text = Path(nvidia.__file__).read_text()
+    names = set(re.findall(r"nvml\.(\w+)", text)) | {
+        f"nvmlDeviceGet{name}" for name in re.findall(r'ask\("(\w+)"', text)
+    }
+    assert len(names) > 20
+    assert [name for name in sorted(names) if not hasattr(pynvml, name)] == []
 
 
 def test_where_there_is_no_accelerator_every_source_is_named(tmp_path, monkeypatch):

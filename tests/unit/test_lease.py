@@ -177,6 +177,11 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
         pass
 
 
+def test_a_site_without_a_place_for_leases_is_told_what_to_set():
+    with pytest.raises(DeviceError, match=r"set devices\.lock_dir"), lease(devices(), 1, None, 0, "a"):
+        pass
+
+
 def test_the_place_may_use_environment_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCKS", str(tmp_path / "there"))
     with lease(devices(), 1, "$LOCKS", 0, "a"):

@@ -179,6 +179,10 @@ class HealthLimits(Strict):
     ecc_correctable: int | None = Field(default=0, ge=0, description="A warning")
     ecc_correctable_rise: int | None = Field(default=100, ge=0, description="Within one run")
     bad_pages_pending: int | None = Field(default=0, ge=0)
+    xgmi: bool = Field(default=True, description="Whether devices that work together must be joined by XGMI")
+    numa_balancing: int | None = Field(default=0, description="Of the kernel; a warning, as the two that follow")
+    governor: str | None = Field(default="performance", description="Of all cores")
+    load_per_core: float | None = Field(default=0.5, gt=0, description="Load average of one minute")
     clock_spread_pct: float | None = Field(default=5, gt=0, description="Of median clocks during a run; a warning")
 
 

@@ -22,11 +22,8 @@ from assay.devices.smi import NoAnswer, Row
 from assay.errors import DeviceError, NoDeviceError
 
 SYSFS, PREDICTED = "sysfs", "position by PCI address"
-WHOLE = {
-    Reading.MEMORY_USED,
-    Reading.MEMORY_TOTAL,
-    Reading.PARTITION_MODE,
-}  # known of the PCI device, not of partitions
+# Known of the PCI device, not of its partitions.
+WHOLE = {Reading.MEMORY_USED, Reading.MEMORY_TOTAL, Reading.PARTITION_MODE}
 
 
 def discover(options: DeviceOptions, need: Collection[Reading] = tuple(Reading)) -> Node:
@@ -113,8 +110,9 @@ def _agents(answer: list[Row], source: str) -> tuple[kfd.Agent, ...]:
             pci=row.address[:-1] + "0" if row.partition else row.address,
             partition=row.partition or 0,
             render=None,
-            unique_id=int(row.uuid.removeprefix("GPU-"), 16) if row.uuid else 0,
+            unique_id=row.unique_id or 0,
             device_id=None,
+            links=None,
         )
         for row in sorted(answer, key=lambda row: row.node or 0)
     )
@@ -136,13 +134,12 @@ def _check(agents: Collection[kfd.Agent], answer: list[Row], source: str) -> Non
                 f"{source} says nothing of {agent.address} (KFD node {agent.node}); it has {', '.join(sorted(rows))}. "
                 "Partial output is not used: it hides devices"
             )
-        uuid = f"GPU-{agent.unique_id:016x}"
         for name, theirs, ours in (
             ("KFD node", row.node, agent.node),
             ("KFD id", row.gpu_id, agent.gpu_id),
-            ("UUID", row.uuid and row.uuid.lower(), uuid.lower() if agent.unique_id else None),
+            ("unique id", row.unique_id, agent.unique_id),
         ):
-            if theirs is not None and ours is not None and theirs != ours:
+            if theirs and ours and theirs != ours:
                 raise DeviceError(f"{source} gives {agent.address} the {name} {theirs}, sysfs says {ours}")
     by_index = sorted(answer, key=lambda row: row.index or 0)
     vouched = all(row.node is not None or row.gpu_id is not None for row in answer)
@@ -187,7 +184,8 @@ def _node(
     sysfs: Path,
 ) -> Node:
     compute = kfd.process_memory(sysfs, [agent.gpu_id for agent in agents if agent.gpu_id is not None])
-    opened = processes.render_holders(proc)
+    # The KFD knows the memory of every process; open files are second best, and slow to list.
+    opened = {} if compute is not None else processes.render_holders(proc)
     ids = [agent.unique_id for agent in agents]
     devices = []
     for index, agent in enumerate(agents):
@@ -205,6 +203,7 @@ def _node(
                 holders_source=source,
                 render=agent.render,
                 node=agent.node,
+                links=agent.links,
             )
         )
     return Node(tuple(devices), state)
@@ -233,7 +232,6 @@ def _holders(
     for holders in told.values():
         for holder in holders:
             found.setdefault(holder.pid, holder)
-    if "KFD" not in told:  # which would know their memory
-        for pid in opened:
-            found.setdefault(pid, Holder(pid, "open render node", certain=False))
+    for pid in opened:
+        found.setdefault(pid, Holder(pid, "open render node", certain=False))
     return sorted(found.values(), key=lambda holder: holder.pid), next(iter(told), None)

@@ -3,28 +3,24 @@
 A gate compares one value with a limit of the site (`HealthLimits`) and says pass, warn, refuse or unknown, with value,
 limit and source. What a gate cannot read is unknown, and the site says whether that refuses (`on_unknown`).
 
-`check` judges a node at one moment, `settle` waits until it is fit, `watch` looks every second while a server runs, and
-`compare` says what a run left behind.
+`check` judges a node at one moment, `settle` waits until it is fit, and `compare` says what a run left behind. `watch`
+is for the time between.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import threading
+import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from assay.config import DeviceOptions, HealthLimits
-from assay.devices.model import Device, Holder, Node, Reading, Value, gigabytes
-from assay.errors import DeviceError, StoreError
+from assay.devices.model import Device, Holder, Node, Reading, Value, Vendor, gigabytes
+from assay.errors import DeviceError
 
 CLEAN_LOOKS = 2  # in a row, before devices count as settled
 UNBELIEVABLE_W = 2  # a sensor that says this little of an idle accelerator is not believed
@@ -96,9 +92,9 @@ class Report:
     def require(self) -> None:
         """Raise DeviceError, with every reason, if the devices are refused."""
         if self.outcome == Outcome.REFUSE:
-            bad = [check for check in self.checks if check.outcome in (Outcome.REFUSE, Outcome.UNKNOWN)]
-            refused = [check for check in bad if check.outcome == Outcome.REFUSE or self.on_unknown == "refuse"]
-            raise DeviceError("devices are not fit to measure on:\n  " + "\n  ".join(map(str, refused)))
+            refusing = {Outcome.REFUSE, Outcome.UNKNOWN} if self.on_unknown == "refuse" else {Outcome.REFUSE}
+            said = [str(check) for check in self.checks if check.outcome in refusing]
+            raise DeviceError("devices are not fit to measure on:\n  " + "\n  ".join(said))
 
 
 MEMORY, CO_TENANT = "memory_in_use", "co_tenant"
@@ -129,9 +125,11 @@ class Rule:
     passes: Callable[[Any, Any], bool]
     otherwise: Outcome
     phases: tuple[Phase, ...] = (Phase.IDLE, Phase.DURING)
+    vendors: tuple[Vendor, ...] = tuple(Vendor)  # whose devices have such a thing
 
 
 IDLE = (Phase.IDLE,)
+AMD = (Vendor.AMD,)
 RULES = (
     Rule("activity", Reading.ACTIVITY, "activity_pct", at_most, Outcome.REFUSE, IDLE),
     Rule("idle_power", Reading.POWER, "idle_power_w", at_most, Outcome.REFUSE, IDLE),
@@ -141,13 +139,13 @@ RULES = (
     Rule(
         "memory_temperature", Reading.MEMORY_TEMPERATURE, "load_temperature_c", at_most, Outcome.WARN, (Phase.DURING,)
     ),
-    Rule("performance_level", Reading.PERFORMANCE_LEVEL, "performance_level", equal, Outcome.REFUSE),
+    Rule("performance_level", Reading.PERFORMANCE_LEVEL, "performance_level", equal, Outcome.REFUSE, vendors=AMD),
     Rule("throttle", Reading.THROTTLE, "throttle", equal, Outcome.REFUSE),
     Rule("partition_mode", Reading.PARTITION_MODE, "partition_modes", one_of, Outcome.REFUSE),
     Rule("ecc_uncorrectable", Reading.ECC_UNCORRECTABLE, "ecc_uncorrectable", at_most, Outcome.REFUSE),
-    Rule("ecc_deferred", Reading.ECC_DEFERRED, "ecc_uncorrectable", at_most, Outcome.REFUSE),
+    Rule("ecc_deferred", Reading.ECC_DEFERRED, "ecc_uncorrectable", at_most, Outcome.REFUSE, vendors=AMD),
     Rule("ecc_correctable", Reading.ECC_CORRECTABLE, "ecc_correctable", at_most, Outcome.WARN),
-    Rule("bad_pages", Reading.BAD_PAGES_PENDING, "bad_pages_pending", at_most, Outcome.REFUSE),
+    Rule("bad_pages", Reading.BAD_PAGES_PENDING, "bad_pages_pending", at_most, Outcome.REFUSE, vendors=AMD),
 )
 
 
@@ -158,7 +156,7 @@ def check(
     own: Collection[int] = (),
     phase: Phase = Phase.IDLE,
 ) -> Report:
-    """Judge `chosen` of `node`; `own` are the process ids of our own server."""
+    """Judge `chosen` of `node`, and the host; `own` are the process ids of our own server."""
     checks: list[Check] = []
     for device in chosen:
         if phase == Phase.IDLE:
@@ -167,9 +165,16 @@ def check(
         checks += [
             _apply(rule, device, options.limits)
             for rule in RULES
-            if phase in rule.phases and getattr(options.limits, rule.limit) is not None
+            if phase in rule.phases
+            and device.vendor in rule.vendors
+            and getattr(options.limits, rule.limit) is not None
         ]
-        checks += _power_cap(device, options.limits) + _hung(device)
+        checks += _power_cap(device, options.limits)
+        if phase == Phase.IDLE:
+            checks += _hung(device)
+    checks += _links(chosen, options.limits)
+    if phase == Phase.IDLE:
+        checks += _host(options)
     ours = {device.pci for device in chosen}
     elsewhere = [
         (device, holder)
@@ -181,17 +186,28 @@ def check(
     return Report(tuple(checks), options.on_unknown, tuple(elsewhere))
 
 
-def occupancy(node: Node, device: Device, limits: HealthLimits, own: Collection[int] = ()) -> Occupancy:
-    """Whether somebody but `own` uses a device. Memory in use decides: lists of processes may leave some out."""
-    found = {item.outcome for item in (*_memory(node, device, limits), *_tenants(node, device, own))}
-    if Outcome.REFUSE in found:
-        return Occupancy.BUSY
-    return Occupancy.UNKNOWN if device.memory_used is None else Occupancy.FREE
+def occupancy(node: Node, device: Device, limits: HealthLimits) -> tuple[Occupancy, str]:
+    """Whether somebody uses a device, and what says so.
+
+    Memory in use decides: lists of processes may leave some out.
+    """
+    found = (*_memory(node, device, limits), *_tenants(node, device, ()))
+    if busy := [item.detail for item in found if item.outcome == Outcome.REFUSE]:
+        return Occupancy.BUSY, "; ".join(busy)
+    if device.memory_used is None:
+        return Occupancy.UNKNOWN, f"memory in use is {device[Reading.MEMORY_USED].source}"
+    return Occupancy.FREE, f"{gigabytes(device.memory_used)} in use"
 
 
-def free(node: Node, devices: Sequence[Device], limits: HealthLimits) -> tuple[Device, ...]:
-    """Those of `devices` that nobody uses, in their order."""
-    return tuple(device for device in devices if occupancy(node, device, limits) == Occupancy.FREE)
+def unfit(look: Callable[[], Node], limits: HealthLimits) -> Callable[[Device], str | None]:
+    """For `lease`: looks at a device and says why it may not be taken, or None where it is free."""
+
+    def why(device: Device) -> str | None:
+        node = look()
+        state, reason = occupancy(node, node.pick([device.index])[0], limits)
+        return None if state == Occupancy.FREE else f"{state}: {reason}"
+
+    return why
 
 
 def settle(
@@ -331,106 +347,49 @@ def _hung(device: Device) -> list[Check]:
     ]
 
 
-# --- during a run -------------------------------------------------------------------------------------------------
-
-WATCHED = (Reading.MEMORY_USED, Reading.ACTIVITY, Reading.POWER, Reading.CLOCK, Reading.TEMPERATURE)
-
-
-@dataclass
-class Watch:
-    """What was seen while a server ran."""
-
-    looks: int = 0
-    failed: list[str] = field(default_factory=list)  # looks that gave no answer, and why
-    strangers: dict[int, dict[str, Any]] = field(default_factory=dict)  # pid -> first time, device, most memory
-    clocks: dict[str, list[float]] = field(default_factory=dict)  # device -> MHz
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether somebody else was on our devices."""
-        return bool(self.strangers)
-
-    def clock_spread(self, limits: HealthLimits) -> Check | None:
-        """Whether our devices ran at one clock; None where that is not asked, or there is but one."""
-        limit = limits.clock_spread_pct
-        medians = {device: statistics.median(clocks) for device, clocks in self.clocks.items() if clocks}
-        if limit is None or len(medians) < 2 or not (low := min(medians.values())):
-            return None
-        spread = round(100 * (max(medians.values()) / low - 1), 2)
-        outcome = Outcome.PASS if spread <= limit else Outcome.WARN
-        detail = ", ".join(f"{device} {clock:g} MHz" for device, clock in medians.items())
-        return Check("clock_spread", "all", outcome, spread, limit, "samples", detail)
-
-    def take(self, node: Node, indices: Sequence[int], own: Collection[int], utc: str) -> list[dict[str, Any]]:
-        """Take one look into account; its samples."""
-        self.looks += 1
-        samples = []
-        for device in node.pick(indices):
-            others = [
-                holder
-                for sibling in node.siblings(device)
-                for holder in sibling.holders
-                if holder.certain and holder.pid not in own
-            ]
-            for holder in others:
-                seen = self.strangers.setdefault(
-                    holder.pid, {"first_utc": utc, "device": str(device), "name": holder.name, "memory": None}
-                )
-                seen["memory"] = max(filter(None, (seen["memory"], holder.memory)), default=None)
-            clock = device[Reading.CLOCK].value
-            if clock is not None:
-                self.clocks.setdefault(str(device), []).append(float(clock))
-            values = {reading.value: device[reading].value for reading in WATCHED}
-            samples.append({"utc": utc, "device": str(device), **values, "strangers": [asdict(one) for one in others]})
-        return samples
+def _links(chosen: Sequence[Device], limits: HealthLimits) -> list[Check]:
+    """Whether devices that work together are joined by XGMI, each with each."""
+    amd = [device for device in chosen if device.node is not None]
+    if not limits.xgmi or len({device.pci for device in amd}) < 2:
+        return []
+    pairs = [(a, b) for a, b in combinations(amd, 2) if a.pci != b.pci]
+    if any(a.links is None for pair in pairs for a in pair):
+        return [Check("links", "all", Outcome.UNKNOWN, None, "XGMI", "KFD", "the KFD tells no links")]
+    apart = [f"{a} and {b}" for a, b in pairs if b.node not in (a.links or ())]
+    outcome = Outcome.REFUSE if apart else Outcome.PASS
+    return [Check("links", "all", outcome, len(apart), "XGMI", "KFD", f"without XGMI: {', '.join(apart) or 'none'}")]
 
 
-@contextmanager
-def watch(
-    look: Callable[[], Node], indices: Sequence[int], own: Callable[[], Collection[int]], path: Path, every_s: float
-) -> Iterator[Watch]:
-    """Look at devices every `every_s` seconds until the block ends; each sample is one JSON line of `path`.
-
-    A look that fails is noted and the next one is made: a run does not end because a sensor does not answer.
-
-    Args:
-        look: gives the node; quick, so of sysfs or NVML alone.
-        indices: runtime numbers of our devices.
-        own: process ids of our server, asked at each look: it starts processes as it goes.
-        path: file for the samples; begun anew.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
-    seen, stop = Watch(), threading.Event()
-
-    def work(output: IO[str]) -> None:
-        while not stop.wait(every_s if seen.looks or seen.failed else 0):
-            utc = datetime.now(UTC).isoformat(timespec="milliseconds")
-            try:
-                samples = seen.take(look(), indices, set(own()), utc)
-            except DeviceError as error:
-                seen.failed.append(str(error))
-                samples = [{"utc": utc, "error": str(error)}]
-            with _writing(path):
-                output.writelines(json.dumps(sample) + "\n" for sample in samples)
-                output.flush()
-
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        output = path.open("w", encoding="utf-8")
-    with output, ThreadPoolExecutor(1, "watch") as threads:
-        working = threads.submit(work, output)
-        try:
-            yield seen
-        finally:
-            stop.set()
-            working.result()  # a watch that broke off is no watch
+def _host(options: DeviceOptions) -> list[Check]:
+    """Settings and load of the host that make timings unsteady; warnings."""
+    proc, sysfs, limits = Path(options.proc_root), Path(options.sysfs_root), options.limits
+    checks = []
+    if limits.numa_balancing is not None:
+        found = _text(proc / "sys/kernel/numa_balancing")
+        checks.append(_host_check("numa_balancing", found, limits.numa_balancing, found == str(limits.numa_balancing)))
+    if limits.governor is not None:
+        paths = sorted((sysfs / "devices/system/cpu").glob("cpu*/cpufreq/scaling_governor"))
+        name = "/".join(sorted({_text(path) or "unreadable" for path in paths})) or None
+        checks.append(_host_check("governor", name, limits.governor, name == limits.governor))
+    if limits.load_per_core is not None:
+        load = (_text(proc / "loadavg") or "").split()
+        share = round(float(load[0]) / (os.cpu_count() or 1), 3) if load else None
+        passes = share is not None and share < limits.load_per_core
+        checks.append(_host_check("load_per_core", share, limits.load_per_core, passes))
+    return checks
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _host_check(gate: str, value: Value | None, limit: Value, passes: bool) -> Check:
+    source = "the host's /proc and /sys"
+    if value is None:
+        return Check(gate, "host", Outcome.UNKNOWN, None, limit, source, f"{gate} cannot be read")
+    return Check(
+        gate, "host", Outcome.PASS if passes else Outcome.WARN, value, limit, source, f"{value}, wanted: {limit}"
+    )
+
+
+def _text(path: Path) -> str | None:
     try:
-        yield
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+        return path.read_text().strip()
+    except OSError:
+        return None

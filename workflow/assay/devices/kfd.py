@@ -18,6 +18,7 @@ from assay.errors import DeviceError
 NODES = "class/kfd/kfd/topology/nodes"
 PROCESSES = "class/kfd/kfd/proc"
 AMD = 0x1002
+XGMI = "11"  # CRAT_IOLINK_TYPE_XGMI in kfd_crat.h
 PARTITION = re.compile(r"amdgpu_xcp[._]\d+")  # platform device of a partition other than the first
 
 NAMES = {
@@ -43,6 +44,7 @@ class Agent:
     render: int | None
     unique_id: int
     device_id: int | None
+    links: frozenset[int] | None  # nodes that XGMI reaches directly; None: not told
 
     @property
     def address(self) -> str:
@@ -86,7 +88,7 @@ def _agent(path: Path, gpu_id: str) -> Agent:
     text = _read(path / "properties")
     if text is None:
         raise DeviceError(f"{path}/properties cannot be read though gpu_id can: which device it is cannot be told")
-    found = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
+    found = _properties(text)
     try:
         location, domain = int(found["location_id"]), int(found["domain"])
         return Agent(
@@ -97,9 +99,23 @@ def _agent(path: Path, gpu_id: str) -> Agent:
             render=int(found["drm_render_minor"]),
             unique_id=int(found["unique_id"]),
             device_id=int(found["device_id"]),
+            links=_links(path),
         )
     except (KeyError, ValueError) as error:
         raise DeviceError(f"{path}: {error}: missing, or no number; which device it is cannot be told") from None
+
+
+def _links(path: Path) -> frozenset[int] | None:
+    """Nodes at the other ends of a node's XGMI links."""
+    texts = [_read(link / "properties") for link in sorted((path / "io_links").glob("*"))]
+    links = [_properties(text) for text in texts if text is not None]
+    if not links:
+        return None
+    return frozenset(int(link["node_to"]) for link in links if link.get("type") == XGMI)
+
+
+def _properties(text: str) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
 
 
 def _check(agent: Agent, agents: list[Agent], sysfs: Path) -> None:

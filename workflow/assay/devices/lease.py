@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from assay.devices.model import Device
 from assay.errors import DeviceError, StoreError
 from assay.store import read_json, write_json
 
+Unfit = Callable[[Device], str | None]
 RETRY_S = 0.5  # longest wait before looking again
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -40,9 +41,10 @@ class Lease:
 def lease(
     candidates: Sequence[Device],
     count: int,
-    lock_dir: str | Path,
+    lock_dir: str | Path | None,
     timeout_s: float,
     config: str,
+    unfit: Unfit = lambda _: None,
 ) -> Iterator[Lease]:
     """Hold the first `count` of `candidates` that nobody holds; all of them or none.
 
@@ -55,6 +57,7 @@ def lease(
         lock_dir: where the locks lie; may use environment variables.
         timeout_s: how long to wait.
         config: what they are for; for people.
+        unfit: why a device may not be taken although nobody leases it; asked once it is ours. See `health.unfit`.
 
     Raises:
         DeviceError: there are too few candidates, or too few became free in time (their holders are named), or the
@@ -62,14 +65,16 @@ def lease(
     """
     if not 1 <= count <= len(candidates):
         raise DeviceError(f"{count} devices are wanted and {len(candidates)} will do: {_list(candidates)}")
+    if lock_dir is None:
+        raise DeviceError("the site names no place for leases: set devices.lock_dir to a directory that all jobs share")
     folder = Path(os.path.expandvars(lock_dir)).expanduser()
     deadline = time.monotonic() + timeout_s
     with ExitStack() as stack:
-        while not (taken := _take(candidates, count, folder, stack)):
+        while not (taken := _take(candidates, count, folder, stack, unfit)):
             if time.monotonic() > deadline:
                 raise DeviceError(
                     f"{count} of {_list(candidates)} did not become free within {timeout_s:g} s: "
-                    + "; ".join(_who(folder, device) for device in candidates)
+                    + "; ".join(_who(folder, device, unfit) for device in candidates)
                 )
             time.sleep(random.uniform(0.1, 1) * min(RETRY_S, max(0.01, deadline - time.monotonic())))
         for pci in dict.fromkeys(device.pci for device in taken):
@@ -82,18 +87,20 @@ def lock_path(folder: Path, pci: str) -> Path:
     return folder / f"{BOOT_ID.read_text()[:8]}-{pci.replace(':', '_')}.lock"
 
 
-def _take(candidates: Sequence[Device], count: int, folder: Path, stack: ExitStack) -> tuple[Device, ...]:
+def _take(candidates: Sequence[Device], count: int, folder: Path, stack: ExitStack, unfit: Unfit) -> tuple[Device, ...]:
     """`count` devices whose locks are then in `stack`, or none. A lock gives all partitions of its PCI device."""
     with ExitStack() as ours:
         with _turn(folder) as may:
             if not may:
                 return ()
-            held: dict[str, bool] = {}
             taken: list[Device] = []
             for pci in dict.fromkeys(device.pci for device in candidates):
-                if len(taken) < count:
-                    held[pci] = _try(folder, pci, ours)
-                    taken += [device for device in candidates if device.pci == pci and held[pci]]
+                with ExitStack() as lock:
+                    if len(taken) < count and _try(folder, pci, lock):
+                        fit = [device for device in candidates if device.pci == pci and unfit(device) is None]
+                        if fit:
+                            ours.push(lock.pop_all())
+                        taken += fit
             if len(taken) < count:
                 return ()
         stack.push(ours.pop_all())
@@ -144,10 +151,10 @@ def _signed(folder: Path, pci: str, config: str) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _who(folder: Path, device: Device) -> str:
+def _who(folder: Path, device: Device, unfit: Unfit) -> str:
     with ExitStack() as stack:
         if _try(folder, device.pci, stack):
-            return f"{device} is free"
+            return f"{device} is {unfit(device) or 'free'}"
     try:
         note = read_json(lock_path(folder, device.pci).with_suffix(".json"))
         return (

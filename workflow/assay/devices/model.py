@@ -94,6 +94,7 @@ class Device:
     holders_source: str | None = None
     render: int | None = None  # minor number of /dev/dri/renderD*
     node: int | None = None  # of the KFD topology
+    links: frozenset[int] | None = None  # KFD nodes that XGMI reaches directly; None: not told
 
     def __getitem__(self, reading: Reading) -> Known:
         return self.readings[reading]

@@ -59,7 +59,7 @@ def discover(options: DeviceOptions, nvml: Any = None) -> Node:
                 partition=0,
                 uuid=one.uuid,
                 tool_index=Known(one.number, SOURCE),
-                readings={reading: Known(one.readings.get(reading), SOURCE) for reading in Reading},
+                readings={reading: _known(one.readings.get(reading)) for reading in Reading},
                 holders=tuple(processes.described(holder, proc) for holder in one.holders or ()),
                 holders_source=None if one.holders is None else SOURCE,
             )
@@ -67,6 +67,10 @@ def discover(options: DeviceOptions, nvml: Any = None) -> Node:
         ),
         {SOURCE: "read"},
     )
+
+
+def _known(value: Value | None) -> Known:
+    return Known(value, SOURCE if value is not None else f"not told by {SOURCE}")
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ def _read(nvml: Any, number: int, handle: Any) -> _Found:
         Reading.POWER_CAP: scaled(ask("EnforcedPowerLimit")),
         Reading.POWER_CAP_DEFAULT: scaled(ask("PowerManagementDefaultLimit")),
         Reading.CLOCK: ask("ClockInfo", nvml.NVML_CLOCK_SM),
+        Reading.THROTTLE: _throttle(nvml, ask("CurrentClocksEventReasons")),
         Reading.TEMPERATURE: ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
         Reading.ECC_UNCORRECTABLE: ask("TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, since_load),
         Reading.ECC_CORRECTABLE: ask("TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, since_load),
@@ -126,6 +131,19 @@ def _read(nvml: Any, number: int, handle: Any) -> _Found:
         if listed is None
         else tuple(Holder(process.pid, SOURCE, process.usedGpuMemory) for process in listed),
     )
+
+
+def _throttle(nvml: Any, reasons: int | None) -> str | None:
+    """The slowdowns among the reasons for the clocks; idling and a power cap are no slowdown."""
+    slowdowns = {
+        "hardware": nvml.nvmlClocksEventReasonHwSlowdown,
+        "power brake": nvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
+        "heat": nvml.nvmlClocksEventReasonHwThermalSlowdown | nvml.nvmlClocksEventReasonSwThermalSlowdown,
+    }
+    if reasons is None:
+        return None
+    found = [name for name, bits in slowdowns.items() if reasons & bits]
+    return f"THROTTLED: {', '.join(found)}" if found else "UNTHROTTLED"
 
 
 def _mode(nvml: Any, number: int, handle: Any) -> str | None:

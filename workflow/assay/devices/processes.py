@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from assay.devices.model import Holder
 
-RENDER = "/dev/dri/renderD"
+RENDER = re.compile(r"/dev/dri/renderD(\d+)")
 
 
 def described(holder: Holder, proc: Path) -> Holder:
@@ -31,8 +32,8 @@ def render_holders(proc: Path) -> dict[int, set[int]]:
     for folder in proc.iterdir() if proc.is_dir() else ():
         if folder.name.isdigit():
             for target in _open_files(folder):
-                if target.startswith(RENDER):
-                    found.setdefault(int(target.removeprefix(RENDER)), set()).add(int(folder.name))
+                if render := RENDER.fullmatch(target):
+                    found.setdefault(int(render[1]), set()).add(int(folder.name))
     return found
 
 

@@ -46,7 +46,7 @@ def as_json(node: Node, limits: HealthLimits, env: Mapping[str, str]) -> dict[st
                 **{reading.value: asdict(known) for reading, known in device.readings.items()},
                 "holders": [asdict(holder) for holder in device.holders],
                 "holders_source": device.holders_source,
-                "verdict": occupancy(node, device, limits).value,
+                "verdict": occupancy(node, device, limits)[0].value,
             }
             for device in node.devices
         ],
@@ -73,7 +73,7 @@ def as_table(node: Node, limits: HealthLimits, env: Mapping[str, str]) -> Table:
             _text(device[Reading.PARTITION_MODE]),
             _memory(device),
             _holders(device),
-            occupancy(node, device, limits).value,
+            occupancy(node, device, limits)[0].value,
         )
     return table
 

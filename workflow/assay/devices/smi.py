@@ -21,7 +21,7 @@ from assay.devices.model import Holder, Reading, Value
 from assay.errors import DeviceError
 
 LIMIT_S = 60  # for one command
-UUID = re.compile(r"GPU-[0-9a-fA-F]{16}")  # as ROCr masks take it
+UUID = re.compile(r"GPU-([0-9a-fA-F]{16})")  # as ROCr masks take it
 UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}  # as the tools use the words
 
 # Reading -> command and the paths at which releases have its value.
@@ -54,6 +54,8 @@ ROCM_SMI: dict[Reading, tuple[str, ...]] = {
 }
 WORDS = {Reading.NAME, Reading.PERFORMANCE_LEVEL, Reading.THROTTLE, Reading.PARTITION_MODE}  # the others are numbers
 
+STATES = {"False": "UNTHROTTLED", "0": "UNTHROTTLED", "True": "THROTTLED"}  # of releases that tell no word
+
 
 class NoAnswer(Exception):
     """A source cannot be had here, and why."""
@@ -68,7 +70,7 @@ class Row:
     node: int | None = None  # of the KFD topology
     gpu_id: int | None = None  # of the KFD
     partition: int | None = None
-    uuid: str | None = None
+    unique_id: int | None = None
     readings: Mapping[Reading, Value] = field(default_factory=dict)
     processes: tuple[Holder, ...] | None = None  # None: not told
 
@@ -131,7 +133,7 @@ def amd_smi(tool: str) -> list[Row]:
             node=_integer(entry.get("node_id")),
             gpu_id=_integer(entry.get("kfd_id")),
             partition=_integer(entry.get("partition_id")),
-            uuid=entry["hip_uuid"] if UUID.fullmatch(str(entry.get("hip_uuid"))) else None,
+            unique_id=int(uuid[1], 16) if (uuid := UUID.fullmatch(str(entry.get("hip_uuid")))) else None,
             readings=smi_readings({name: table[gpu] for name, table in tables.items() if table}),
             processes=_processes(tables["process"][gpu]) if tables["process"] else None,
         )
@@ -213,6 +215,8 @@ def _clean(found: Mapping[Reading, Sequence[Any]]) -> dict[Reading, Value]:
             readings[reading] = value
     if level := readings.get(Reading.PERFORMANCE_LEVEL):
         readings[Reading.PERFORMANCE_LEVEL] = str(level).removeprefix("AMDSMI_DEV_PERF_LEVEL_").upper()
+    if (throttle := readings.get(Reading.THROTTLE)) in STATES:
+        readings[Reading.THROTTLE] = STATES[str(throttle)]
     return readings
 
 
