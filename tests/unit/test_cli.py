@@ -172,6 +172,7 @@ def test_devices_as_json_holds_every_value_with_its_source(gpu_site, unmasked):
         {"value": 3, "source": "amd-smi"},
     )
     assert leaked["memory_used"] == {"value": 137_900_000_000, "source": "sysfs"}
+    assert leaked["reason"].startswith("137.9 GB in use, 1.1 GB allowed; 137.9 GB in use and no process holds it")
     assert leaked["bad_pages_pending"]["value"] is None and leaked["holders"] == []
     assert found["sources"]["amd-smi"] == "read" and found["warning"] is None
 

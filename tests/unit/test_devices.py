@@ -82,6 +82,15 @@ def test_partitions_share_a_pci_device_and_its_memory_and_no_id_picks_one(tmp_pa
     assert {one[Reading.PARTITION_MODE] for one in node.devices} == {Known("CPX/NPS4", "sysfs")}
 
 
+def test_kernels_that_give_each_partition_an_id_of_its_own_are_read_too(tmp_path):
+    content = case("04")
+    for index, one in enumerate(gpu_nodes(content), start=1):
+        one["properties"]["unique_id"] = index
+    node = amd.discover(build(content, tmp_path).options)
+    assert found_map(node.devices) == expected_map(content)
+    assert node.devices[3].uuid == "GPU-0000000000000004"
+
+
 def test_each_value_names_its_source(tmp_path):
     node = amd.discover(build(case("01"), tmp_path).options)
     (first, *_) = node.devices
@@ -273,6 +282,17 @@ def test_two_nodes_that_say_one_address_are_refused_where_nothing_else_could_tel
     content["sysfs"]["drm"] = []
     with pytest.raises(DeviceError, match=r"KFD node 5 and 6 both say they are 0000:00:04\.0"):
         amd.discover(build(content, tmp_path, tools=False).options)
+
+
+@mutation
+@given(st.sampled_from(AMD_CASES), st.data())
+def test_two_nodes_with_one_address_or_render_node_are_refused(tmp_path_factory, number, data):
+    content = case(number)
+    nodes = gpu_nodes(content)
+    first, second = data.draw(st.lists(st.sampled_from(range(len(nodes))), min_size=2, max_size=2, unique=True))
+    name = data.draw(st.sampled_from(["location_id", "drm_render_minor"]))
+    nodes[first]["properties"][name] = nodes[second]["properties"][name]
+    assert outcome(content, tmp_path_factory.mktemp("x"), tools=False) == "refused"
 
 
 @mutation

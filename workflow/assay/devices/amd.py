@@ -43,7 +43,7 @@ def discover(options: DeviceOptions, need: Collection[Reading] = tuple(Reading))
     state = {SYSFS: _state(found)}
     answers: dict[str, Mapping[str, Row]] = {}
     if agents:
-        rows = [_sysfs_row(sysfs, agent) for agent in agents]
+        rows = [_sysfs_row(agent) for agent in agents]
         answers[SYSFS] = {row.address: row for row in rows}
     tools: dict[str, Callable[[], list[Row]]] = {
         "amdsmi": lambda: smi.amdsmi_library(options.tools.amdsmi_python),
@@ -86,8 +86,8 @@ def _hidden(found: kfd.Topology) -> str:
     return f" (hidden here: nodes {', '.join(map(str, found.hidden))})" if found.hidden else ""
 
 
-def _sysfs_row(sysfs: Path, agent: kfd.Agent) -> Row:
-    return Row(agent.address, node=agent.node, gpu_id=agent.gpu_id, readings=kfd.readings(sysfs, agent))
+def _sysfs_row(agent: kfd.Agent) -> Row:
+    return Row(agent.address, node=agent.node, gpu_id=agent.gpu_id, readings=kfd.readings(agent))
 
 
 def _missing(
@@ -113,6 +113,7 @@ def _agents(answer: list[Row], source: str) -> tuple[kfd.Agent, ...]:
             unique_id=row.unique_id or 0,
             device_id=None,
             links=None,
+            folder=None,
         )
         for row in sorted(answer, key=lambda row: row.node or 0)
     )

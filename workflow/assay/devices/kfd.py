@@ -45,6 +45,7 @@ class Agent:
     unique_id: int
     device_id: int | None
     links: frozenset[int] | None  # nodes that XGMI reaches directly; None: not told
+    folder: Path | None  # of the PCI device in sysfs, where it has a DRM node
 
     @property
     def address(self) -> str:
@@ -72,34 +73,38 @@ def topology(sysfs: Path) -> Topology | None:
     folder = sysfs / NODES
     if not folder.is_dir():
         return None
+    links = [link.resolve() for link in sorted((sysfs / "class/drm").glob("*/device"))]
+    folders = {folder.name: folder for folder in links}
     agents, hidden = [], []
     for path in sorted(folder.iterdir(), key=lambda path: int(path.name)):
         gpu_id = _read(path / "gpu_id")
         if gpu_id is None:
             hidden.append(int(path.name))
         elif gpu_id != "0":  # that of a CPU
-            agents.append(_agent(path, gpu_id))
+            agents.append(_agent(path, gpu_id, folders))
     for agent in agents:
         _check(agent, agents, sysfs)
     return Topology(tuple(agents), tuple(hidden))
 
 
-def _agent(path: Path, gpu_id: str) -> Agent:
+def _agent(path: Path, gpu_id: str, folders: Mapping[str, Path]) -> Agent:
     text = _read(path / "properties")
     if text is None:
         raise DeviceError(f"{path}/properties cannot be read though gpu_id can: which device it is cannot be told")
     found = _properties(text)
     try:
         location, domain = int(found["location_id"]), int(found["domain"])
+        pci = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
         return Agent(
             node=int(path.name),
             gpu_id=int(gpu_id),
-            pci=f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}",
+            pci=pci,
             partition=location >> 28,
             render=int(found["drm_render_minor"]),
             unique_id=int(found["unique_id"]),
             device_id=int(found["device_id"]),
             links=_links(path),
+            folder=folders.get(pci),
         )
     except (KeyError, ValueError) as error:
         raise DeviceError(f"{path}: {error}: missing, or no number; which device it is cannot be told") from None
@@ -122,16 +127,22 @@ def _check(agent: Agent, agents: list[Agent], sysfs: Path) -> None:
     """Refuse an agent whose address is another's, or is not that of its own render node or PCI device."""
     where = f"KFD node {agent.node}"
     for other in agents:
-        if other.node != agent.node and other.address == agent.address:
+        if other.node == agent.node:
+            continue
+        if other.address == agent.address:
             raise DeviceError(f"{where} and {other.node} both say they are {agent.address}; no map can be trusted")
+        if other.render == agent.render:
+            raise DeviceError(f"{where} and {other.node} both say they have renderD{agent.render}")
     found = device_name(sysfs, f"renderD{agent.render}")
     if found is not None and found != agent.pci and not (agent.partition and PARTITION.fullmatch(found)):
         raise DeviceError(f"{where} says it is {agent.pci}, its render node renderD{agent.render} is {found}")
-    folder = pci_folder(sysfs, agent.pci)
-    if folder is None:
+    if agent.folder is None:
         return
-    for name, value in (("unique_id", agent.unique_id), ("device", agent.device_id), ("vendor", AMD)):
-        text = _read(folder / name)
+    # Kernels differ on whether a partition has the id of its device or one of its own.
+    whole = not agent.partition and sum(other.pci == agent.pci for other in agents) == 1
+    unique_id = agent.unique_id if whole else None
+    for name, value in (("unique_id", unique_id), ("device", agent.device_id), ("vendor", AMD)):
+        text = _read(agent.folder / name)
         if text and value and text.lower().removeprefix("0x").lstrip("0") != f"{value:x}":
             raise DeviceError(f"{where} has {name} {value:#x}, the PCI device {agent.pci} has {text}")
 
@@ -142,15 +153,9 @@ def device_name(sysfs: Path, node: str) -> str | None:
     return link.resolve().name if link.exists() else None
 
 
-def pci_folder(sysfs: Path, pci: str) -> Path | None:
-    """The sysfs folder of a PCI device that has a DRM node."""
-    links = (sysfs / "class/drm").glob("*/device")
-    return next((folder for folder in map(Path.resolve, links) if folder.name == pci), None)
-
-
-def readings(sysfs: Path, agent: Agent) -> dict[Reading, Value]:
+def readings(agent: Agent) -> dict[Reading, Value]:
     """What sysfs says of an agent's PCI device; what is not there is left out."""
-    folder = pci_folder(sysfs, agent.pci)
+    folder = agent.folder
     found: Mapping[Reading, Value | None] = {Reading.NAME: NAMES.get(agent.device_id or 0)}
     if folder is not None:
         compute, memory = _read(folder / "current_compute_partition"), _read(folder / "current_memory_partition")

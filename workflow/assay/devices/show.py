@@ -29,6 +29,7 @@ def warning(node: Node, env: Mapping[str, str]) -> str | None:
 def as_json(node: Node, limits: HealthLimits, env: Mapping[str, str]) -> dict[str, Any]:
     """Everything known, each value with its source. `index` is null for a device that masks hide."""
     numbers = _numbers(node, env)
+    found = {device.index: occupancy(node, device, limits) for device in node.devices}
     return {
         "devices": [
             {
@@ -46,7 +47,8 @@ def as_json(node: Node, limits: HealthLimits, env: Mapping[str, str]) -> dict[st
                 **{reading.value: asdict(known) for reading, known in device.readings.items()},
                 "holders": [asdict(holder) for holder in device.holders],
                 "holders_source": device.holders_source,
-                "verdict": occupancy(node, device, limits)[0].value,
+                "verdict": found[device.index][0].value,
+                "reason": found[device.index][1],
             }
             for device in node.devices
         ],
