@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -21,13 +21,25 @@ from assay.errors import DeviceError, StoreError
 WATCHED = (Reading.MEMORY_USED, Reading.ACTIVITY, Reading.POWER, Reading.CLOCK, Reading.TEMPERATURE)
 
 
+@dataclass(frozen=True)
+class Stranger:
+    """A process of somebody else that came onto our devices."""
+
+    pid: int
+    name: str | None
+    device: str
+    first_utc: str
+    memory: int | None  # the most that was seen [bytes]
+
+
 @dataclass
 class Watch:
     """What was seen while a server ran."""
 
     looks: int = 0
     failed: list[str] = field(default_factory=list)  # looks that gave no answer, and why
-    strangers: dict[int, dict[str, Any]] = field(default_factory=dict)  # pid -> first time, device, most memory
+    strangers: dict[int, Stranger] = field(default_factory=dict)  # by process id
+    blind: set[str] = field(default_factory=set)  # devices whose processes no source lists: a stranger goes unseen
     clocks: dict[str, list[float]] = field(default_factory=dict)  # device -> MHz
 
     @property
@@ -57,11 +69,13 @@ class Watch:
                 for holder in sibling.holders
                 if holder.certain and holder.pid not in own
             ]
+            if device.holders_source is None:
+                self.blind.add(str(device))
             for holder in others:
-                seen = self.strangers.setdefault(
-                    holder.pid, {"first_utc": utc, "device": str(device), "name": holder.name, "memory": None}
-                )
-                seen["memory"] = max(filter(None, (seen["memory"], holder.memory)), default=None)
+                new = Stranger(holder.pid, holder.name, str(device), utc, holder.memory)
+                seen = self.strangers.get(holder.pid, new)
+                memory = max((used for used in (seen.memory, new.memory) if used is not None), default=None)
+                self.strangers[holder.pid] = replace(seen, memory=memory)
             clock = device[Reading.CLOCK].value
             if clock is not None:
                 self.clocks.setdefault(str(device), []).append(float(clock))
@@ -93,7 +107,9 @@ def watch(
         while not stop.wait(every_s if seen.looks or seen.failed else 0):
             utc = datetime.now(UTC).isoformat(timespec="milliseconds")
             try:
-                samples = seen.take(look(), indices, set(own()), utc)
+                before = set(own())  # and after: one that starts or ends in the meantime is ours as well
+                node = look()
+                samples = seen.take(node, indices, before | set(own()), utc)
             except DeviceError as error:
                 seen.failed.append(str(error))
                 samples = [{"utc": utc, "error": str(error)}]
