@@ -19,7 +19,7 @@ def idle(tmp_path_factory):
     return amd.discover(build(case("01"), tmp_path_factory.mktemp("x"), tools=False).options)
 
 
-def until(condition, limit_s=20):
+def until(condition, limit_s=60):
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline
