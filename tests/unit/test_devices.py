@@ -573,6 +573,9 @@ def test_sensors_of_nvidia_devices_are_read_in_the_units_of_ours(reasons, thrott
 def test_a_device_hidden_by_the_cgroup_has_no_number():
     node = nvidia_node(Nvml(case("09")["nvml"]["devices"], hidden=[0]))
     assert [(one.index, one.tool_index.value) for one in node.devices] == [(0, 1), (1, 2)]
+    assert node.sources == {"NVML": "read (hidden here: 0)"}
+    far = nvidia_node(Nvml(changed(busId="00010000:01:00.0"))).devices
+    assert [one.pci for one in far] == ["0000:17:00.0", "0000:c4:00.0", "10000:01:00.0"]
 
 
 def changed(**fields):
@@ -603,7 +606,7 @@ def test_nvidia_devices_that_are_not_there_or_cannot_be_told_apart_are_refused(n
     [
         ("00000000:C4:00.0", "0000:c4:00.0"),
         ("00000003:00:04.0", "0003:00:04.0"),
-        ("00010000:01:00.0", "00010000:01:00.0"),
+        ("00010000:01:00.0", "10000:01:00.0"),
         ("0000:17:00.0", "0000:17:00.0"),
     ],
 )

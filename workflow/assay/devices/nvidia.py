@@ -34,15 +34,15 @@ def discover(options: DeviceOptions, nvml: Any = None) -> Node:
     """
     nvml = nvml or _pynvml()
     with _session(nvml):
-        handles = []
+        handles, hidden = [], []
         for number in range(nvml.nvmlDeviceGetCount()):
             try:
                 handles.append((number, nvml.nvmlDeviceGetHandleByIndex(number)))
-            except nvml.NVMLError_NoPermission:  # hidden by the device cgroup
-                continue
+            except nvml.NVMLError_NoPermission:
+                hidden.append(str(number))
             except nvml.NVMLError as error:
                 raise DeviceError(f"NVML device {number} does not answer ({error}); the others are not used") from None
-        found = sorted((_read(nvml, number, handle) for number, handle in handles), key=lambda one: one.pci)
+        found = sorted((_read(nvml, number, handle) for number, handle in handles), key=lambda one: _order(one.pci))
     if not found:
         raise NoDeviceError("NVML finds no NVIDIA device, and nothing falls back to the CPU")
     for what in ("pci", "uuid"):
@@ -65,7 +65,7 @@ def discover(options: DeviceOptions, nvml: Any = None) -> Node:
             )
             for index, one in enumerate(found)
         ),
-        {SOURCE: "read"},
+        {SOURCE: f"read (hidden here: {', '.join(hidden)})" if hidden else "read"},
     )
 
 
@@ -83,11 +83,15 @@ class _Found:
 
 
 def normal_pci(bus_id: str) -> str:
-    """A PCI address as the kernel writes it: lower case, the domain cut from NVML's eight digits to four."""
-    found = re.fullmatch(r"(?:0000)?([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", bus_id.lower())
+    """A PCI address as the kernel writes it: lower case, the domain in four digits (NVML: eight) where they will do."""
+    found = re.fullmatch(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", bus_id.lower())
     if found is None:
         raise DeviceError(f"NVML gives {bus_id!r} as a bus id, which is no PCI address with domain")
-    return "{}:{}:{}.{}".format(*found.groups())
+    return f"{int(found[1], 16):04x}{found[2]}"
+
+
+def _order(pci: str) -> list[int]:
+    return [int(part, 16) for part in re.split("[:.]", pci)]
 
 
 def _read(nvml: Any, number: int, handle: Any) -> _Found:
