@@ -130,6 +130,27 @@ def test_memory_that_sysfs_does_not_tell_comes_from_amd_smi(tmp_path):
     assert busy == [0, 1]
 
 
+def test_memory_of_partitions_is_that_of_their_pci_device_whoever_tells_it(tmp_path):
+    machine = build(case("04"), tmp_path)
+    for address in ("0000:05:00.0", "0000:26:00.0"):
+        machine.pci(address).joinpath("mem_info_vram_used").unlink()
+    node = amd.discover(machine.options)
+    # amd-smi tells it of partition 0 alone (22792 MB on bus 05, 2288 MB on bus 26), and of the others "N/A".
+    rows = {row["gpu"]: row["mem_usage"]["used_vram"] for row in case("04")["amd_smi"]["metric"]}
+    assert rows[1] == rows[9] == "N/A"
+    assert [one.memory_used for one in node.devices] == [rows[8]["value"] * 2**20] * 8 + [rows[0]["value"] * 2**20] * 8
+
+
+def test_a_process_that_uses_no_memory_of_a_device_is_no_tenant_of_it(tmp_path):
+    content = case("02")
+    (entry,) = (row for row in content["amd_smi"]["process"] if row["gpu"] == 0)
+    entry["process_list"] = [{"process_info": {"name": "monitor", "pid": 5, "mem_usage": {"value": 0, "unit": "B"}}}]
+    node = amd.discover(build(content, tmp_path).options)
+    (holder,) = node.devices[2].holders  # HIP 2 is amd-smi 0
+    assert (holder.pid, holder.memory, holder.certain) == (5, 0, False)
+    assert occupancy(node, node.devices[2], HealthLimits())[0] == Occupancy.FREE
+
+
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
