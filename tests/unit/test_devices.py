@@ -316,6 +316,14 @@ def test_two_nodes_with_one_address_or_render_node_are_refused(tmp_path_factory,
     assert outcome(content, tmp_path_factory.mktemp("x"), tools=False) == "refused"
 
 
+def test_two_partitions_with_one_render_node_are_refused(tmp_path):
+    content = case("04")
+    nodes = gpu_nodes(content)
+    nodes[3]["properties"]["drm_render_minor"] = nodes[2]["properties"]["drm_render_minor"]
+    with pytest.raises(DeviceError, match="KFD node 4 and 5 both say they have renderD130"):
+        amd.discover(build(content, tmp_path, tools=False).options)
+
+
 @mutation
 @given(cases_of_many, st.data())
 def test_a_tool_that_drops_the_domain_is_refused(tmp_path_factory, number, data):

@@ -1,5 +1,6 @@
 """Leases: one job a PCI device, all or none, and gone with whoever held them."""
 
+import errno
 import itertools
 import json
 import multiprocessing
@@ -179,6 +180,25 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 
 def test_a_site_without_a_place_for_leases_is_told_what_to_set():
     with pytest.raises(DeviceError, match=r"set devices\.lock_dir"), lease(devices(), 1, None, 0, "a"):
+        pass
+
+
+def test_a_device_that_is_not_fit_is_passed_over_and_left_to_others(tmp_path):
+    def unfit(device):
+        return "busy: x" if device.index == 0 else None
+
+    with lease(devices(), 2, tmp_path, 0, "a", unfit) as ours:
+        assert [device.index for device in ours.devices] == [1, 2]
+        with lease(devices()[:1], 1, tmp_path, 0, "b"):
+            pass
+
+
+def test_a_file_system_without_kernel_locks_is_refused(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(DeviceError, match="cannot lock"), lease(devices(), 1, tmp_path, 0, "a"):
         pass
 
 

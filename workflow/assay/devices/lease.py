@@ -119,9 +119,8 @@ def _try(folder: Path, name: str, stack: ExitStack, wait_s: float = 0) -> bool:
     path = lock_path(folder, name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # A lock that falls back to the mere existence of its file would outlive a crashed holder; one whose file is
-        # removed on release could be held twice. Others may be other users.
-        lock = FileLock(path, timeout=wait_s, mode=0o666, fallback_to_soft=False, preserve_lock_file=True)
+        # A lock by the mere existence of its file would outlive a crashed holder. Others may be other users.
+        lock = FileLock(path, timeout=wait_s, mode=0o666, fallback_to_soft=False)
         stack.enter_context(lock)
     except Timeout:
         return False
