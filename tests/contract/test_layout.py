@@ -174,7 +174,8 @@ MAY_IMPORT = {
     "stage": {"errors"},
     "verdicts": BASE | {"metrics", "config", "store", "tokens"},
     "client": BASE | {"config"},
-    "engines": BASE | {"config", "fingerprint", "provenance", "store"},
+    "devices": BASE | {"config", "store"},
+    "engines": BASE | {"config", "devices", "fingerprint", "provenance", "store"},
     "sources": BASE | {"config", "store"},
     "samples": BASE | {"config", "sources", "store"},
     "references": BASE,
@@ -232,6 +233,7 @@ def test_imports_point_one_way():
         ("records", "import assay.config", "records imports assay.config"),
         ("verdicts/decide", "from assay.engines.plan import serve_plan", "verdicts/decide imports assay.engines"),
         ("score", "from assay.embedded.engine import Engine", "score imports assay.embedded"),
+        ("devices/lease", "from assay.engines import process", "devices/lease imports assay.engines"),
         ("verdicts/gates", "from ..metrics import text", "relative imports"),
     ],
 )

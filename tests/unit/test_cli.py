@@ -1,16 +1,19 @@
 """The `assay` command where it does more than pass a file to the library."""
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from gpu import Nvml, build, case
+from rich.console import Console
 from sample_sources import make_resources
 from typer.testing import CliRunner
 
 from assay.cli import app
-from assay.errors import ConfigError, SampleError
+from assay.errors import ConfigError, NoDeviceError, SampleError
 from assay.records import Status
 from assay.samples.build import build_set
 from assay.store import write_json
@@ -100,3 +103,97 @@ def test_status_exits_with_the_code_of_the_verdict(tmp_path, status, strict, cod
     write_verdict(tmp_path / "x.json", verdict=status.value)
     result = run("status", tmp_path / "x.json", *(["--strict"] if strict else []))
     assert (result.exit_code, result.output.strip()) == (code, status.value)
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu_site(tmp_path):
+    """A function that writes a configuration whose default site is a machine of tests/data/gpu."""
+
+    def write(number):
+        machine = build(case(number), tmp_path / "machine")
+        shutil.copytree(CONFIG, tmp_path / "config")
+        site = yaml.safe_load((CONFIG / "sites/embedded.yaml").read_text())
+        site |= {"device": "amd", "devices": machine.options.model_dump()}
+        (tmp_path / "config/sites/gpu.yaml").write_text(yaml.safe_dump(site))
+        (tmp_path / "config/config.yaml").write_text("site: gpu\n")
+        return tmp_path / "config"
+
+    return write
+
+
+@pytest.fixture
+def unmasked(monkeypatch):
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("assay.cli.console", Console(width=200, highlight=False, markup=False))
+    return monkeypatch
+
+
+def rows(output):
+    return [[cell.strip() for cell in line.strip("│ ").split("│")] for line in output.splitlines() if line[0] == "│"]
+
+
+def test_devices_prints_which_is_which_who_is_on_it_and_what_is_free(gpu_site, unmasked):
+    result = run("devices", "--folder", gpu_site("02"))
+    assert result.exit_code == 0
+    name, mode, idle = "AMD Instinct MI300X", "SPX/NPS1", "0.3 GB of 206.1 GB"
+    first, second, third, *_ = rows(result.output)
+    assert first[:6] == ["0", "0000:65:00.0", "3", name, mode, "171.0 GB of 206.1 GB"]
+    assert first[6:] == ["pid 207588 (VLLM::Worker_TP0, 170.7 GB)", "busy"]
+    assert second[:3] == ["1", "0000:46:00.0", "2"] and second[7] == "busy"
+    assert third == ["2", "0000:05:00.0", "0", name, mode, idle, "nobody", "free"]
+
+
+def test_devices_counts_under_the_masks_that_are_set_and_says_when_they_are_stacked(gpu_site, unmasked):
+    folder = gpu_site("02")
+    unmasked.setenv("HIP_VISIBLE_DEVICES", "6,0")
+    found = rows(run("devices", "--folder", folder).output)
+    assert [row[0] for row in found] == ["1", *["masked"] * 5, "0", "masked"]
+    unmasked.setenv("ROCR_VISIBLE_DEVICES", "0")
+    assert "Nothing can be leased: ROCR_VISIBLE_DEVICES=0 and HIP_VISIBLE_DEVICES=6,0 are set at once" in (
+        run("devices", "--folder", folder).output
+    )
+
+
+def test_devices_as_json_holds_every_value_with_its_source(gpu_site, unmasked):
+    result = run("devices", "--json", "--folder", gpu_site("05"))
+    found = json.loads(result.output)
+    assert [one["verdict"] for one in found["devices"]] == ["free"] * 3 + ["busy"] + ["free"] * 4
+    leaked = found["devices"][3]
+    assert (leaked["index"], leaked["pci"], leaked["tool_index"]) == (
+        3,
+        "0000:65:00.0",
+        {"value": 3, "source": "amd-smi"},
+    )
+    assert leaked["memory_used"] == {"value": 137_900_000_000, "source": "sysfs"}
+    assert leaked["reason"].startswith("137.9 GB in use, 1.1 GB allowed; 137.9 GB in use and no process holds it")
+    assert leaked["bad_pages_pending"]["value"] is None and leaked["holders"] == []
+    assert found["sources"]["amd-smi"] == "read" and found["warning"] is None
+
+
+def test_devices_of_other_roots_and_sites(gpu_site, unmasked, tmp_path):
+    folder = gpu_site("01")
+    other = build(case("05"), tmp_path / "other", tools=False)
+    (tmp_path / "machine/amd-smi").unlink()
+    result = run("devices", "--folder", folder, "--sysfs-root", other.sysfs, "--proc-root", other.proc)
+    assert [row[7] for row in rows(result.output)] == ["free"] * 3 + ["busy"] + ["free"] * 4
+    # A site without accelerators looks for those of any vendor.
+    result = run("devices", "--folder", folder, "--site", "embedded", "--sysfs-root", other.sysfs)
+    assert len(rows(result.output)) == 8
+    result = run("devices", "--folder", folder, "--site", "nowhere")
+    assert isinstance(result.exception, ConfigError) and "unknown site 'nowhere'" in str(result.exception)
+
+
+def test_devices_where_there_is_none_names_the_sources_and_fails(unmasked, tmp_path):
+    unmasked.setattr("assay.devices.nvidia._pynvml", lambda: Nvml([], driver=False))
+    result = run("devices", "--folder", CONFIG, "--sysfs-root", tmp_path)
+    assert result.exit_code != 0 and isinstance(result.exception, NoDeviceError)
+    assert re.search(
+        r"no accelerator is found\n.*sysfs: .*amdsmi: .*amd-smi: .*rocm-smi: .*\n.*NVML", str(result.exception)
+    )

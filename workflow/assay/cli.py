@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -136,6 +137,38 @@ def configs(
     if gaps:
         raise AssayError("\n".join(gaps))
     say("every deployment is mapped, and every mapped deployment is there")
+
+
+@app.command()
+def devices(
+    as_json: Annotated[bool, typer.Option("--json", help="Everything known, each value with its source")] = False,
+    sysfs_root: Annotated[str | None, typer.Option(help="Instead of the site's", show_default=False)] = None,
+    proc_root: Annotated[str | None, typer.Option(help="Instead of the site's", show_default=False)] = None,
+    site: Annotated[str | None, typer.Option(help="A site; the one in config.yaml by default")] = None,
+    folder: Annotated[Path, typer.Option(help="Configuration directory")] = Path("config"),
+) -> None:
+    """List the accelerators of this machine: which is which, who is on them, which are free. Exit 1 if none."""
+    from assay.devices import discovery, show
+    from assay.devices.model import Vendor
+
+    chosen = config.read_site(folder, site)
+    roots = {"sysfs_root": sysfs_root, "proc_root": proc_root}
+    options = (chosen.devices or config.DeviceOptions()).model_copy(
+        update={name: root for name, root in roots.items() if root is not None}
+    )
+    node = (
+        discovery.discover_any(options)
+        if chosen.device == "cpu"
+        else discovery.discover(Vendor(chosen.device), options)
+    )
+    if as_json:
+        console.print_json(data=show.as_json(node, options.limits, os.environ))
+        return
+    console.print(show.as_table(node, options.limits, os.environ))
+    for source, state in node.sources.items():
+        say(f"{source}: {state}")
+    if warning := show.warning(node, os.environ):
+        say(f"Nothing can be leased: {warning}")
 
 
 @app.command()

@@ -181,6 +181,54 @@ class SiteContainers(Strict):
         return self
 
 
+class DeviceTools(Strict):
+    """AMD's tools, each asked only for what sysfs does not tell."""
+
+    amdsmi_python: str | None = Field(default=None, description="Interpreter that has amdsmi; null: our own")
+    amd_smi: str = Field(default="amd-smi", description="Command, or path of it")
+    rocm_smi: str = Field(default="rocm-smi", description="Command, or path of it")
+
+
+class HealthLimits(Strict):
+    """What a device must be like to be measured on. Null turns a gate off."""
+
+    memory_in_use_bytes: int | None = Field(default=2**30, ge=0, description="In use while idle, for each partition")
+    memory_return_bytes: int | None = Field(default=2**28, ge=0, description="More in use after a run than before it")
+    activity_pct: float | None = Field(default=0, ge=0, description="While idle")
+    idle_power_w: float | None = Field(default=250, gt=0, description="While idle")
+    idle_temperature_c: float | None = Field(default=60, description="While idle")
+    load_temperature_c: float | None = Field(default=100, description="During a run; a warning")
+    power_cap_spread_w: float | None = Field(default=1, ge=0, description="Distance of the power cap from its default")
+    performance_level: str | None = "AUTO"
+    throttle: str | None = "UNTHROTTLED"
+    partition_modes: list[str] | None = Field(default=["SPX/NPS1", "MIG off"], description="Modes that are whole")
+    ecc_uncorrectable: int | None = Field(default=0, ge=0, description="Uncorrectable or deferred errors")
+    ecc_correctable: int | None = Field(default=0, ge=0, description="A warning")
+    ecc_correctable_rise: int | None = Field(default=100, ge=0, description="Within one run")
+    bad_pages_pending: int | None = Field(default=0, ge=0)
+    xgmi: bool = Field(default=True, description="Whether devices that work together must be joined by XGMI")
+    numa_balancing: int | None = Field(default=0, description="Of the kernel; a warning, as the two that follow")
+    governor: str | None = Field(default="performance", description="Of all cores")
+    load_per_core: float | None = Field(default=0.5, gt=0, description="Load average of one minute")
+    clock_spread_pct: float | None = Field(default=5, gt=0, description="Of median clocks during a run; a warning")
+
+
+class DeviceOptions(Strict):
+    """What a site says about its accelerators."""
+
+    lock_dir: str | None = Field(
+        default=None,
+        description="Where leases lie, one place for all jobs of a node; may use environment variables. Null: none",
+    )
+    sysfs_root: str = "/sys"
+    proc_root: str = "/proc"
+    tools: DeviceTools = DeviceTools()
+    limits: HealthLimits = HealthLimits()
+    on_unknown: Literal["warn", "refuse"] = Field(default="warn", description="When a gate's value cannot be read")
+    settle_s: float = Field(default=900, ge=0, description="How long to wait for devices to become idle")
+    poll_s: float = Field(default=1, gt=0, description="Between two looks at the devices during a run")
+
+
 class Site(Strict):
     """Where runs happen."""
 
@@ -190,6 +238,7 @@ class Site(Strict):
     arms: list[Name] = Field(min_length=1, description="Arms that can be started here")
     threads: int = Field(ge=1, description="OMP_NUM_THREADS of each server and each reference process")
     cache_dir: str = Field(description="Engine caches; may use environment variables")
+    devices: DeviceOptions | None = Field(default=None, description="Accelerators; null on a CPU site")
 
 
 class ServedIdentity(Strict):
@@ -854,6 +903,17 @@ def parse_entry(value: Any, where: str) -> ConfigEntry:
     """One entry of config/configs.yaml."""
     supported = not (isinstance(value, dict) and "unsupported" in value)
     return parse(ServedConfig if supported else UnsupportedConfig, value, where)
+
+
+def read_site(folder: str | Path, name: str | None = None) -> Site:
+    """The site called `name`, or the one that config.yaml names.
+
+    Raises:
+        ConfigError: there is no such site, or its file or config.yaml is wrong.
+    """
+    path = Path(folder) / "config.yaml"
+    chosen = name or parse(Settings, read_yaml(path) or {}, str(path)).site
+    return lookup(_read_folder(Path(folder) / "sites", Site), chosen, "site")
 
 
 def load(settings: Mapping[str, Any], folder: str | Path = "config") -> Config:

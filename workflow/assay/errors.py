@@ -21,5 +21,13 @@ class ServerError(AssayError):
     """A server under test cannot be started, reached or trusted."""
 
 
+class DeviceError(AssayError):
+    """Accelerators cannot be found, told apart, trusted or had."""
+
+
+class NoDeviceError(DeviceError):
+    """There is no accelerator here."""
+
+
 class StoreError(AssayError):
     """A result file cannot be read or written."""

@@ -1,0 +1,107 @@
+"""What is seen while a server runs."""
+
+import json
+import time
+
+import pytest
+from gpu import build, case, with_reading
+
+from assay.config import HealthLimits
+from assay.devices import amd
+from assay.devices.health import Outcome
+from assay.devices.model import Reading
+from assay.devices.watch import Watch, watch
+from assay.errors import DeviceError, StoreError
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory):
+    return amd.discover(build(case("01"), tmp_path_factory.mktemp("x"), tools=False).options)
+
+
+def until(condition, limit_s=60):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_stranger_that_comes_in_the_middle_of_a_run_is_seen_with_pid_and_memory(tmp_path):
+    machine = build(case("01"), tmp_path, tools=False)
+    machine.compute(100, {13908: 90_000_000_000})
+
+    def look():
+        return amd.discover(machine.options, need=[Reading.MEMORY_USED])
+
+    with watch(look, [2, 3], lambda: {100}, tmp_path / "watch.jsonl", every_s=0.01) as seen:
+        until(lambda: seen.looks > 1)
+        assert not seen.disturbed
+        machine.compute(666, {14885: 5_000_000})
+        machine.compute(777, {18793: 5_000_000})  # on HIP 7, which is not ours
+        until(lambda: seen.disturbed)
+        machine.compute(666, {14885: 7_000_000_000})
+        until(lambda: seen.strangers[666].memory == 7_000_000_000)
+    stranger = seen.strangers.pop(666)
+    assert (stranger.device, stranger.memory) == ("HIP 3 (0000:65:00.0)", 7_000_000_000)
+    assert seen.strangers == {} and seen.failed == [] and seen.blind == set()
+    samples = [json.loads(line) for line in (tmp_path / "watch.jsonl").read_text().splitlines()]
+    assert len(samples) == 2 * seen.looks
+    assert {sample["device"] for sample in samples} == {"HIP 2 (0000:46:00.0)", "HIP 3 (0000:65:00.0)"}
+    assert samples[0]["memory_used"] == 296747008 and samples[0]["strangers"] == []
+    assert samples[-1]["strangers"][0]["pid"] == 666
+
+
+def test_a_process_of_ours_that_ends_while_we_look_is_no_stranger(tmp_path):
+    machine = build(case("01"), tmp_path, tools=False)
+    machine.compute(100, {13908: 90_000_000_000})
+    ours = {100}
+
+    def look():
+        ours.clear()  # it has just ended
+        return amd.discover(machine.options, need=[Reading.MEMORY_USED])
+
+    with watch(look, [2], lambda: ours | {1}, tmp_path / "watch.jsonl", every_s=99) as seen:
+        until(lambda: seen.looks == 1)
+    assert not seen.disturbed
+
+
+def test_a_look_that_fails_is_noted_and_the_next_is_made(tmp_path, idle):
+    answers = iter([DeviceError("the sensor is gone"), idle])
+
+    def look():
+        answer = next(answers, idle)
+        if isinstance(answer, DeviceError):
+            raise answer
+        return answer
+
+    with watch(look, [0], set, tmp_path / "watch.jsonl", every_s=0.01) as seen:
+        until(lambda: seen.looks > 0)
+    assert seen.failed == ["the sensor is gone"]
+    assert seen.blind == {"HIP 0 (0000:05:00.0)"}  # the machine has no list of processes
+    assert json.loads((tmp_path / "watch.jsonl").read_text().splitlines()[0])["error"] == "the sensor is gone"
+
+
+def test_a_watch_that_breaks_off_is_no_silent_matter(tmp_path, idle):
+    with (
+        pytest.raises(ZeroDivisionError),
+        watch(lambda: 1 / 0, [0], set, tmp_path / "watch.jsonl", every_s=0.01),
+    ):
+        pass
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StoreError, match=r"cannot write .*file"),
+        watch(lambda: idle, [0], set, tmp_path / "file/x", 1),
+    ):
+        pass
+
+
+def test_devices_that_ran_at_different_clocks_are_a_warning(idle):
+    seen = Watch()
+    for clock in (2100, 2000, 2050):
+        slow = with_reading(with_reading(idle, 0, Reading.CLOCK, 2100), 1, Reading.CLOCK, clock)
+        seen.take(slow, [0, 1], set(), "now")
+    # medians 2100 and 2050: 2.44 % apart
+    found = seen.clock_spread(HealthLimits())
+    assert (found.outcome, found.value) == (Outcome.PASS, 2.44)
+    assert seen.clock_spread(HealthLimits(clock_spread_pct=2)).outcome == Outcome.WARN
+    assert Watch().clock_spread(HealthLimits()) is None
