@@ -54,7 +54,7 @@ def workspace(tmp_path, monkeypatch):
 
 
 def outputs(folder):
-    names = ("responses.parquet", "identity.json", "cleanup.json", "server.log")
+    names = ("responses.parquet", "identity.json", "cleanup.json", "server.log", "devices.jsonl")
     return Outputs(*(folder / "out" / name for name in names))
 
 

@@ -67,7 +67,9 @@ def test_weights_that_changed_since_the_fetch_are_neither_judged_with_nor_served
     plan = {"unsupported": None, "model": {"directory": "model", "weights_sha256": sha256_weights(read_json(made[0]))}}
     write_json("plan.json", plan)
     nothing = Path("none.parquet")
-    outputs = Outputs(*(tmp_path / "out" / name for name in ("r.parquet", "identity.json", "cleanup.json", "log")))
+    outputs = Outputs(
+        *(tmp_path / "out" / name for name in ("r.parquet", "identity.json", "cleanup.json", "log", "devices"))
+    )
     with pytest.raises(SampleError, match="none"):  # its clean twin: the weights are right, the sample set is not there
         generate(Path("plan.json"), [nothing], 0, outputs)
     with (model / "config.json").open("a") as file:

@@ -985,6 +985,11 @@ def _check_site(config: Config, folder: Path) -> None:
                 f"{where}: arms: '{name}' runs on {', '.join(sorted(arm.devices))}, and this site's device is "
                 f"{site.device}; take the arm out, or give it `devices.{site.device}` in {folder}/arms/{name}.yaml"
             )
+        if arm.gpus and site.devices is None:
+            raise ConfigError(
+                f"{where}: arms: '{name}' takes devices, and the site does not say how they are shared; add `devices: "
+                "{lock_dir: PATH}`, PATH being one place for all jobs of a node"
+            )
     trees = {arm.process.tree: name for name, arm in config.arms.items() if arm.process and arm.process.tree}
     for name in config.settings.trees:
         _refer(trees, name, "tree", f"{folder}/config.yaml: trees")

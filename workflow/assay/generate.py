@@ -18,19 +18,30 @@ from assay.client.mstar import MstarPlan
 from assay.client.openai import OpenAIPlan
 from assay.client.transport import Plan, not_sent, probe_generation, send_set
 from assay.config import ClientSpec, MstarSpec, parse
+from assay.devices.hold import Held, hold
 from assay.engines.identity import Identity, changed, measure
 from assay.engines.instance import State, cache_states, instance_folder, make_cache_folders
 from assay.engines.launch import launch
 from assay.engines.plan import effective_options
-from assay.engines.server import POLL_S, Cleanup, Death, Probe, Server, StartFailure, serve
+from assay.engines.server import (
+    NOT_STARTED,
+    POLL_S,
+    Cleanup,
+    Death,
+    FailureKind,
+    Probe,
+    Server,
+    StartFailure,
+    serve,
+)
 from assay.engines.tree import wrong_tree
-from assay.errors import ServerError, SourceError
+from assay.errors import DeviceError, ServerError, SourceError
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import ResponseStatus
 from assay.samples.lock import load_set
 from assay.sources.manifest import verify_weights
-from assay.store import read_json, table_from_rows, write_json, write_table
+from assay.store import atomic_path, read_json, table_from_rows, write_json, write_table
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +71,7 @@ class Outputs:
     identity: Path  # JSON: what was served, measured at start and end; how it started; whether it died
     cleanup: Path  # JSON: how it was stopped, and the proof that it is gone
     server_log: Path
+    devices: Path  # JSON lines: its devices while it ran; empty where it has none
 
 
 @dataclass
@@ -73,6 +85,7 @@ class _Run:
     failure: StartFailure | None = None
     death: Death | None = None
     caches: dict[str, State | None] = field(default_factory=dict)  # before the start
+    held: Held = field(default_factory=Held)
 
 
 def generate(
@@ -126,8 +139,15 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
     make_cache_folders(plan)
     try:
         with (
+            hold(plan, base, outputs.devices) as run.held,
             instance_folder(plan) as folder,
-            serve(launch(plan, base, folder), outputs.server_log, _probe(spec), _recorder(outputs.cleanup)) as server,
+            serve(
+                launch(plan, base, folder, run.held),
+                outputs.server_log,
+                _probe(spec),
+                _recorder(outputs.cleanup),
+                run.held.belong_to,
+            ) as server,
         ):
             run.ready_s = server.ready_s
             run.start = measure(server, plan, base)
@@ -139,10 +159,17 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
             run.death = server.death()
             if run.death is None:
                 run.end = measure(server, plan, base)
+    except DeviceError as error:
+        run.failure = StartFailure(FailureKind.DEVICES_UNFIT, str(error))
+        with atomic_path(outputs.server_log) as empty:
+            empty.touch()
+        write_json(outputs.cleanup, asdict(NOT_STARTED))
     except StartFailure as failure:
-        log.error("%s", failure)
         run.failure = failure
-        run.rows = [row for arm, _ in passes for row in not_sent(items, arm, f"the server never came: {failure}")]
+    if run.failure is not None:
+        log.error("%s", run.failure)
+        why = f"the server never came: {run.failure}"
+        run.rows = [row for arm, _ in passes for row in not_sent(items, arm, why)]
     return run
 
 
@@ -219,4 +246,5 @@ def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[
             },
         },
         "died": asdict(run.death) if run.death else None,
+        "devices": run.held.evidence,
     }

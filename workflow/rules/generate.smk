@@ -8,6 +8,7 @@ rule generate:
         identity="results/outputs/{config}/{instance}.identity.json",
         cleanup="results/outputs/{config}/{instance}.cleanup.json",
         server_log="results/outputs/{config}/{instance}.server.log",
+        devices="results/outputs/{config}/{instance}.devices.jsonl",
     log:
         "logs/generate/{config}/{instance}.log",
     benchmark:

@@ -159,6 +159,7 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
             "site": config.settings.site,
             "device": kind,
             "gpus": chosen.gpus,
+            "device_options": _device_options(chosen),
             "model": model,
             **launch.sections,
             "argv": [filled[f"argv[{index}]"] for index in range(len(arm.argv))] + fault_argv,
@@ -457,6 +458,11 @@ def _in_container(chosen: _Chosen) -> _Launch:
         },
         caches=inside,
     )
+
+
+def _device_options(chosen: _Chosen) -> dict[str, Any] | None:
+    options = chosen.config.site.devices
+    return options.model_dump(mode="json") if chosen.gpus and options else None
 
 
 def _bytes(gib: float | None) -> int | None:

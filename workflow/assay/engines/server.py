@@ -41,6 +41,7 @@ class FailureKind(StrEnum):
 
     CANNOT_START = "cannot_start"  # no such program, mount or device, or it may not be run
     EXITED = "exited"
+    DEVICES_UNFIT = "devices_unfit"  # its devices cannot be told, are not free, or not fit to measure on
     OUT_OF_MEMORY = "out_of_memory"  # the kernel ended it, or a process of it, at its memory limit
     NOT_READY = "not_ready"  # no generation within the start limit
     PORT_TAKEN = "port_taken"  # somebody else answers on the port
@@ -93,6 +94,9 @@ class Cleanup:
     leftover: list[dict[str, Any]]  # pid and command of each process of ours still alive
     port_free: bool
     clean: bool
+
+
+NOT_STARTED = Cleanup("not started", 0.0, None, [], port_free=True, clean=True)
 
 
 @dataclass(frozen=True)
@@ -279,6 +283,7 @@ def serve(
     log_path: Path,
     probe: Probe,
     on_stop: Callable[[Cleanup], None],
+    on_made: Callable[[Server], object] = lambda _: None,
     pick_port: Callable[[str], int] | None = None,
 ) -> Iterator[Server]:
     """Start a server, yield it when it is ready, stop it. Main thread only: it takes over SIGINT, SIGTERM and SIGHUP.
@@ -288,6 +293,7 @@ def serve(
         log_path: file for the server's output; begun anew.
         probe: one real generation. A health route is no proof: it may answer long before the model is loaded, or for
             another process.
+        on_made: given each server before it is started, so that its processes can be known from the first on.
         on_stop: told how each started server was stopped, also when starting failed or we were interrupted.
         pick_port: gives a port for a host; the kernel by default. A port that somebody else took in the meantime is
             given up for another, a few times.
@@ -307,6 +313,7 @@ def serve(
             port = (pick_port or free_port)(launch.host)
             try:
                 server = stack.enter_context(_stopped(launch.server(port, log_path), on_stop))
+                on_made(server)
                 server._wait_ready(probe)
                 break
             except StartFailure as failure:

@@ -308,6 +308,7 @@ _HOW = {
     "not_ready": "never became ready, nothing was measured",
     "port_taken": "found its port taken, nothing was measured",
     "cannot_start": "could not be started, nothing was measured",
+    "devices_unfit": "had no devices fit to measure on, nothing was measured",
     "out_of_memory": "ran out of the memory it was given, nothing was measured",
     "engine_unreachable": "had no container engine to run in, nothing was measured",
     "image_missing": "had no image to run from, nothing was measured",

@@ -238,6 +238,7 @@ class StartupFailure(Strict):
         "not_ready",
         "port_taken",
         "cannot_start",
+        "devices_unfit",
         "out_of_memory",
         "engine_unreachable",
         "image_missing",

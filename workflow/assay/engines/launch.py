@@ -1,0 +1,73 @@
+"""From a serve plan to what one instance of it is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.devices.hold import Held
+from assay.devices.masks import without_masks
+from assay.devices.model import Vendor
+from assay.engines.container import ContainerLaunch, Mount
+from assay.engines.plan import fill_instance, server_environment
+from assay.engines.process import ProcessLaunch
+from assay.engines.server import Launch, free_port
+
+
+def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path, held: Held) -> Launch:
+    """What to start for one instance of a serve plan.
+
+    Args:
+        plan: a serve plan.
+        base: the environment we run in.
+        folder: the instance's own.
+        held: its devices.
+    """
+    ports = {name: free_port(plan["host"]) for name in plan["side_ports"]}
+    argv, env = fill_instance(plan, str(folder), ports)
+    if plan["container"] is not None:
+        return _in_container(plan, argv, env, held)
+    base = without_masks(base) if held.devices else base
+    return ProcessLaunch(
+        argv=tuple(argv),
+        env=server_environment({**plan, "env": {**env, **held.env}}, base),
+        host=plan["host"],
+        start_limit_s=plan["limits"]["start_limit_s"],
+        stop_grace_s=plan["limits"]["stop_grace_s"],
+    )
+
+
+def _in_container(plan: Mapping[str, Any], argv: list[str], env: dict[str, str], held: Held) -> ContainerLaunch:
+    spec = plan["container"]
+    # An engine's own GPU support shows the container our devices and no other, so a mask would count them wrong.
+    given = tuple(device.uuid or str(device.index) for device in held.devices if device.vendor == Vendor.NVIDIA)
+    mask = {} if given else held.env
+    return ContainerLaunch(
+        argv=tuple(argv),
+        env={**env, **mask},
+        host=plan["host"],
+        start_limit_s=plan["limits"]["start_limit_s"],
+        stop_grace_s=plan["limits"]["stop_grace_s"],
+        config=plan["config"],
+        runtime=spec["runtime"],
+        repository=spec["repository"],
+        digest=spec["digest"],
+        tag=spec["tag"],
+        container_port=spec["container_port"],
+        mounts=tuple(
+            Mount(str(Path(item["source"]).resolve()), item["target"], item["read_only"]) for item in spec["mounts"]
+        ),
+        devices=tuple(spec["devices"]),
+        gpus=given,
+        shm_bytes=spec["shm_bytes"],
+        ulimits=spec["ulimits"],
+        ipc_host=spec["ipc_host"],
+        host_network=spec["host_network"],
+        user=spec["user"],
+        group_add=tuple(spec["group_add"]),
+        cap_add=tuple(spec["cap_add"]),
+        security_opt=tuple(spec["security_opt"]),
+        memory_bytes=spec["memory_bytes"],
+        pids_limit=spec["pids_limit"],
+    )
