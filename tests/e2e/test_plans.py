@@ -5,8 +5,6 @@ import re
 import pytest
 import yaml
 
-DIGEST = f"sha256:{'ab' * 32}"
-
 
 def printed(workspace, name, *options):
     """What a dry run says of a config's serve plan: the lines above it, and the plan itself."""

@@ -31,7 +31,7 @@ def test_two_instances_share_no_path_and_no_port():
     assert set(argv) & set(others) == {"--port={port}", '--x={"a": 1}'} and env != other_env
 
 
-def test_weights_are_found_by_name_where_an_engine_takes_no_path(tmp_path, monkeypatch):
+def test_weights_are_found_by_name_where_an_engine_takes_no_path(tmp_path):
     weights = tmp_path / "weights"
     weights.mkdir()
     (weights / "config.json").write_text("{}")
@@ -65,7 +65,7 @@ def test_an_error_of_what_runs_in_the_folder_is_not_taken_for_ours():
     assert not isinstance(error.value, StoreError)
 
 
-def test_a_cache_is_warm_when_it_holds_a_file_and_unknown_when_it_cannot_be_read(tmp_path, monkeypatch):
+def test_a_cache_is_warm_when_it_holds_a_file_and_unknown_when_it_cannot_be_read(tmp_path):
     (tmp_path / "empty/deep").mkdir(parents=True)
     (tmp_path / "full/deep").mkdir(parents=True)
     (tmp_path / "full/deep/kernel.o").touch()

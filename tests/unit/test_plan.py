@@ -279,7 +279,7 @@ def test_every_arm_that_a_site_offers_has_a_whole_plan_on_a_machine_without_a_gp
     assert (plan["container"] is None) == (plan["environment"] is not None)
 
 
-def test_a_container_is_planned_to_the_last_mount(tmp_path):
+def test_a_container_is_planned_to_the_last_mount():
     plan = serve_plan(pinned(on("mi300x")), "qwen3_5_9b_vllm_aiter")
     caches = f"resources/caches/vllm-aiter/{DIGEST.replace(':', '-')}"
     kinds = ["vllm", "torch_compile", "triton", "miopen", "aiter"]
