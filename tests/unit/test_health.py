@@ -86,6 +86,8 @@ def test_our_own_server_is_no_stranger_and_the_stranger_elsewhere_is_described(t
     ((device, holder),) = report.elsewhere
     assert (device.index, str(holder)) == (6, "pid 41377 (python, docker-bbbb, 45.8 GB)")
     assert "co_tenant" in check(node, node.pick([4, 5]), options, (), Phase.DURING).named(Outcome.REFUSE)
+    asked = check(node, node.pick([6]), options, pids)
+    assert asked.elsewhere == () and "co_tenant" in asked.named(Outcome.REFUSE)  # not elsewhere, but here
 
 
 def free(node, limits):

@@ -37,24 +37,28 @@ def devices(count=DEVICES):
     return [fake(index) for index in range(count)]
 
 
-def job(take, folder, number, count):
+def job(take, folder, number, count, hold_s, start):
     """A process: takes devices, makes a mark for each that must not be there yet, and says what it held when."""
+    start.wait(120)
     with take(devices(), count, folder / "locks", 120, f"job {number}") as ours:
-        start = time.monotonic()
+        since = time.monotonic()
         marks = [folder / f"{device.index}.mark" for device in ours.devices]
         for mark in marks:
             mark.touch(exist_ok=False)
-        time.sleep(0.02)
+        time.sleep(hold_s)
         for mark in marks:
             mark.unlink()
-        spans = [[device.index, start, time.monotonic()] for device in ours.devices]
+        spans = [[device.index, since, time.monotonic()] for device in ours.devices]
     (folder / f"{number}.json").write_text(json.dumps(spans))
 
 
-def run(take, folder, jobs):
-    """Run many jobs at once: their exit statuses, and what they held when."""
+def run(take, folder, jobs, hold_s):
+    """Run many jobs that start as one: their exit statuses, and what they held when."""
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=job, args=(take, folder, number, 1 + number % 3)) for number in range(jobs)]
+    start = fork.Barrier(jobs)
+    processes = [
+        fork.Process(target=job, args=(take, folder, number, 1 + number % 3, hold_s, start)) for number in range(jobs)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -69,7 +73,7 @@ def overlaps(spans):
 
 
 def test_fifty_jobs_on_four_devices_never_overlap_and_all_get_their_turn(tmp_path):
-    codes, held = run(lease, tmp_path, JOBS)
+    codes, held = run(lease, tmp_path, JOBS, hold_s=0.02)
     assert codes == [0] * JOBS
     assert sorted(map(len, held)) == sorted(1 + number % 3 for number in range(JOBS))
     assert {span[0] for spans in held for span in spans} == set(range(DEVICES))
@@ -82,7 +86,7 @@ def no_lease(candidates, count, *_):
 
 
 def test_jobs_that_lease_nothing_are_seen_to_overlap(tmp_path, capfd):
-    codes, _ = run(no_lease, tmp_path, 8)
+    codes, _ = run(no_lease, tmp_path, 8, hold_s=2)
     assert any(codes) and "FileExistsError" in capfd.readouterr().err
     assert overlaps([(0, 1.0, 2.0), (0, 1.9, 3.0), (1, 1.0, 9.0)]) == [((0, 1.0, 2.0), (0, 1.9, 3.0))]
     assert overlaps([(0, 1.0, 2.0), (0, 2.0, 3.0), (1, 1.5, 2.5)]) == []

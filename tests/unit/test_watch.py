@@ -51,6 +51,15 @@ def test_a_stranger_that_comes_in_the_middle_of_a_run_is_seen_with_pid_and_memor
     assert samples[-1]["strangers"][0]["pid"] == 666
 
 
+def test_a_stranger_on_another_partition_of_our_pci_device_is_seen(tmp_path):
+    machine = build(case("04"), tmp_path, tools=False)
+    machine.compute(666, {12931: 5_000_000})  # HIP 1, partition 1 of bus 26
+    machine.compute(777, {19770: 5_000_000})  # HIP 8, of bus 05
+    seen = Watch()
+    seen.take(amd.discover(machine.options), [0], set(), "now")
+    assert list(seen.strangers) == [666]
+
+
 def test_a_process_of_ours_that_ends_while_we_look_is_no_stranger(tmp_path):
     machine = build(case("01"), tmp_path, tools=False)
     machine.compute(100, {13908: 90_000_000_000})

@@ -11,6 +11,13 @@ Devices are told apart by PCI address with domain, and partition. Every value is
 None and where it was looked for. What cannot be read is unknown, never 0, and unknown is never free. Sources that
 contradict one another about which device is which are refused: no map is better than a wrong one.
 
-Modules: `amd` (with `kfd` and `smi`) and `nvidia` find devices, `masks` and `lease` choose and hold them, `health`
-judges them. All of them only read: no device is ever reset, no process ended, no setting changed.
+Modules: `amd` (with `kfd` and `smi`) and `nvidia` find devices, `discovery` asks the one of a site; `masks` and `lease`
+choose and hold them; `health` judges them before and after a run, `watch` during it; `show` prints them. All of them
+only read: no device is ever reset, no process ended, no setting changed. A launcher's way through them:
+
+    node = discover(vendor, options)
+    with lease(candidates(node.devices, env), count, options.lock_dir, timeout, config, unfit(look, limits)) as ours:
+        before, report = settle(look, indices, options); report.require()
+        with watch(look, indices, own, path, options.poll_s) as seen: serve under without_masks(env) | ours.env
+        compare(before, look(), ours.devices, options)
 """
