@@ -163,7 +163,7 @@ MAY_IMPORT = {
     "canonical": set(),
     "records": set(),
     "metrics": BASE,
-    "media": {"errors"},
+    "media": {"errors", "metrics"},
     "store": BASE,
     "tokens": BASE,
     "config": {"errors"},

@@ -8,7 +8,9 @@ import io
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+import av
 import numpy as np
 import numpy.typing as npt
 import soundfile
@@ -17,6 +19,7 @@ import soxr
 from assay.errors import MediaError
 from assay.media.faults import Fault
 from assay.media.wav import BITS, read_header
+from assay.metrics.audio import float_to_int16
 
 Samples = npt.NDArray[np.float32]
 
@@ -45,10 +48,10 @@ CONTENT_TYPES = {
 _MARKS = {b"RIFF": Container.WAV, b"fLaC": Container.FLAC, b"OggS": Container.OGG, b"ID3": Container.MP3}
 _FILES = {  # what each file has once
     Container.FLAC: re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),  # the mark and the head of a block of 34 bytes
-    Container.MP3: re.compile(rb"(?:Xing|Info)\x00\x00\x00[\x00-\x0f]"),  # the frame that counts the others, if any
+    Container.MP3: re.compile(rb"(?:Xing|Info)\x00\x00\x00[\x00-\x0f]", re.DOTALL),  # the frame that counts, if any
 }
 _OGG_FIRST, _OGG_LAST = 2, 4  # bits of a page's header type
-_OPEN = 2**63 - 1  # libsndfile's count of frames where a header gives none
+_XING_FRAMES, _XING_BYTES = 1, 2  # bits that tell which counts follow
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ class Pcm:
 class Header:
     """What the file says of itself."""
 
-    frames: int | None  # samples of one channel; None where the length is left open, or there is no header
-    bits: int | None  # of a sample; None for lossy codecs
+    frames: int | None = None  # samples of one channel; None where the length is left open, or there is no header
+    bits: int | None = None  # of a sample in a WAV
     byte_rate_agrees: bool = True  # a WAV whose rate was patched keeps the old one here
 
 
@@ -76,7 +79,7 @@ class Audio:
     samples: Samples  # [channels, samples]
     rate: int  # Hz
     container: Container | None  # None: raw samples
-    codec: str  # libsndfile's name: PCM_16, FLOAT, MPEG_LAYER_III, OPUS, ...
+    codec: str  # flac, mp3, opus, vorbis; in a WAV or raw, libsndfile's name of the encoding
     header: Header
 
     @property
@@ -112,7 +115,10 @@ def decode(content: bytes, container: Container, *, rate: int | None = None, cha
     found = _sniff(content)
     if found is not container:
         raise MediaError(Fault.WRONG_CONTAINER, f"the response is declared to be {container} and is {found}")
-    audio = _decode_wav(content) if container is Container.WAV else _decode_coded(content, container)
+    if container is Container.WAV:
+        audio = _decode_wav(content)
+    else:
+        audio = _decode_ogg(content) if container is Container.OGG else _decode_coded(content, container)
     if rate not in (None, audio.rate):
         raise MediaError(Fault.WRONG_RATE, f"the header says {audio.rate} Hz, the model makes {rate} Hz")
     if channels not in (None, len(audio.samples)):
@@ -133,7 +139,7 @@ def decode_pcm(content: bytes, pcm: Pcm) -> Audio:
         raise MediaError(
             Fault.WRONG_CONTAINER, f"the response is declared to be raw samples and begins with a {found} header"
         )
-    return Audio(_decode_raw(content, pcm), pcm.rate, None, pcm.encoding, Header(None, None))
+    return Audio(_decode_raw(content, pcm), pcm.rate, None, pcm.encoding, Header())
 
 
 def decode_base64(text: str) -> bytes:
@@ -150,10 +156,11 @@ def decode_base64(text: str) -> bytes:
         raise MediaError(Fault.NOT_MEDIA, f"the field is not base64 ({error}): it begins {text[:40]!r}") from error
 
 
-def encode_wav(samples: npt.NDArray[np.floating], rate: int, encoding: str = "PCM_16") -> bytes:
-    """A WAV file of float samples, [samples] or [channels, samples]; beyond full scale integers are clipped."""
+def encode_wav(samples: npt.NDArray[np.floating[Any]], rate: int) -> bytes:
+    """A 16-bit WAV file of float samples, [samples] or [channels, samples]; decoding gives the same 16 bits again."""
     buffer = io.BytesIO()
-    soundfile.write(buffer, np.atleast_2d(samples).T, rate, format="WAV", subtype=encoding)
+    # Integers, because libsndfile rounds floats down.
+    soundfile.write(buffer, float_to_int16(np.atleast_2d(samples)).T, rate, format="WAV", subtype="PCM_16")
     return buffer.getvalue()
 
 
@@ -240,28 +247,52 @@ def _decode_raw(content: bytes, pcm: Pcm) -> Samples:
 
 
 def _decode_coded(content: bytes, container: Container) -> Audio:
-    """FLAC, MP3 and Ogg: libsndfile decodes; it drops a second file in silence, so those are counted first."""
-    files = _ogg_streams(content) if container is Container.OGG else len(_FILES[container].findall(content))
+    """FLAC and MP3 by FFmpeg, which needs no count of samples; a second file in the response is counted first."""
+    files = len(_FILES[container].findall(content))
     if files > 1:
-        raise MediaError(Fault.CONCATENATED, f"{files} {container} files in one response: players stop after the first")
+        raise _concatenated(files, container)
+    if container is Container.MP3:
+        _check_mp3_size(content)
     try:
-        file = soundfile.SoundFile(io.BytesIO(content))
-    except soundfile.LibsndfileError as error:
-        raise MediaError(Fault.MALFORMED, f"the header of the {container} file is damaged or cut short") from error
-    with file:
-        if file.frames >= _OPEN:
-            raise MediaError(
-                Fault.UNSUPPORTED, f"the {container} header leaves the length open, which is not read here: ask for wav"
-            )
-        short = f"the {container} file declares {file.frames} samples and"
-        try:
+        with av.open(io.BytesIO(content), mode="r") as file:
+            stream = file.streams.audio[0]
+            planes = av.AudioResampler(format="fltp")
+            frames = [part for frame in (*file.decode(stream), None) for part in planes.resample(frame)]
+            declared = stream.duration if container is Container.FLAC else None
+    except (av.FFmpegError, IndexError) as error:
+        raise MediaError(Fault.TRUNCATED, f"the {container} file is cut short or damaged: {error}") from error
+    data = np.concatenate([frame.to_ndarray() for frame in frames], axis=1) if frames else np.empty((1, 0), np.float32)
+    if declared is not None and data.shape[-1] < declared:
+        raise MediaError(
+            Fault.TRUNCATED, f"the {container} file declares {declared} samples and {data.shape[-1]} can be decoded"
+        )
+    return Audio(_checked(data.T), stream.rate, container, container.value, Header(declared))
+
+
+def _check_mp3_size(content: bytes) -> None:
+    """An MP3 may begin with a frame that counts the bytes of the stream from there on (Xing, LAME)."""
+    tag = _FILES[Container.MP3].search(content)
+    if tag is None or not tag[0][-1] & _XING_BYTES:
+        return
+    at = tag.end() + 4 * (tag[0][-1] & _XING_FRAMES)
+    declared = int.from_bytes(content[at : at + 4], "big")
+    present = len(content) - content.rindex(b"\xff", 0, tag.start())  # from the frame's sync word
+    if present < declared:
+        raise MediaError(Fault.TRUNCATED, f"the mp3 file declares {declared} bytes and {present} are there")
+
+
+def _decode_ogg(content: bytes) -> Audio:
+    """Opus at the rate it was made from, where FFmpeg always gives 48 kHz; Vorbis."""
+    streams = _ogg_streams(content)
+    if streams > 1:
+        raise _concatenated(streams, Container.OGG)
+    try:
+        with soundfile.SoundFile(io.BytesIO(content)) as file:
             data = file.read(dtype="float32", always_2d=True)
-        except soundfile.LibsndfileError as error:
-            raise MediaError(Fault.TRUNCATED, f"{short} its decoder gives up before the end") from error
-        if len(data) < file.frames:
-            raise MediaError(Fault.TRUNCATED, f"{short} {len(data)} can be decoded")
-        header = Header(file.frames if files else None, BITS.get(file.subtype))
-        return Audio(_checked(data), file.samplerate, container, file.subtype, header)
+            header = Header(file.frames)
+            return Audio(_checked(data), file.samplerate, Container.OGG, file.subtype.lower(), header)
+    except soundfile.LibsndfileError as error:
+        raise MediaError(Fault.MALFORMED, f"the Ogg file cannot be decoded: {error.error_string}") from error
 
 
 def _ogg_streams(content: bytes) -> int:
@@ -274,6 +305,10 @@ def _ogg_streams(content: bytes) -> int:
     if at != len(content) or not kind & _OGG_LAST:
         raise MediaError(Fault.TRUNCATED, f"the Ogg file of {len(content)} bytes stops before its last page is over")
     return streams
+
+
+def _concatenated(files: int, container: Container) -> MediaError:
+    return MediaError(Fault.CONCATENATED, f"{files} {container} files in one response: players stop after the first")
 
 
 def _checked(data: Samples) -> Samples:

@@ -49,9 +49,11 @@ def read_header(content: bytes) -> Wav:
     """Read and check the header of a whole WAV file.
 
     Raises:
-        MediaError: several files in a row, a header or samples cut short, an encoding not in `ENCODINGS`, or bytes that
-            belong to nothing.
+        MediaError: another kind of RIFF, several files in a row, a header or samples cut short, an encoding not in
+            `ENCODINGS`, or bytes that belong to nothing.
     """
+    if len(content) >= 12 and content[8:12] != b"WAVE":
+        raise MediaError(Fault.WRONG_CONTAINER, f"the response is RIFF, but {content[8:12]!r} and no WAVE")
     files = len(_RIFF.findall(content))
     if files > 1:
         raise MediaError(

@@ -328,7 +328,9 @@ def _prediction_residual(x: Floats, rate: int) -> Floats:
     for k in range(_LPC_ORDER):  # the sample k + 1 before
         start = _LPC_ORDER - 1 - k
         predicted += coefficients[:, k, None] * past[start : start + blocks * hop].reshape(blocks, hop)
-    return np.asarray(x - predicted.ravel()[: len(x)])
+    residual = x - predicted.ravel()[: len(x)]
+    residual[:_LPC_ORDER] = 0  # there is nothing to predict these from
+    return np.asarray(residual)
 
 
 def clicks(score: Floats, rate: int, threshold: float = CLICK) -> list[int]:

@@ -280,7 +280,7 @@ def pooled_shift(
     point = float(errors.sum() / words.sum())
     if len(errors) < EXACT_SHIFT_ITEMS:
         return Shift(point, -math.inf, math.inf, confidence, "bca")
-    if not (errors - point * words).any():  # the same rate in every item: so in every resample
+    if np.allclose(errors, point * words):  # the same rate in every item: so in every resample
         return Shift(point, point, point, confidence, "bca")
 
     def rate(errors: Floats, words: Floats, axis: int) -> Floats:
