@@ -198,11 +198,13 @@ def test_a_text_said_twice_is_told_from_one_that_repeats_itself():
     assert not speech.is_doubled(FOX, f"{FOX} the quick")
     assert not speech.is_doubled("no no", "no no")
     assert not speech.is_doubled(FOX, "")
+    assert not speech.is_doubled("", "thank you")
 
 
 def test_insertions_on_silence_are_counted_by_the_minute():
     assert speech.insertions_per_minute(edits("", "thank you for watching"), 30) == 8.0
     assert speech.insertions_per_minute(edits("", ""), 30) == 0.0
+    assert speech.insertions_per_minute(edits("a b c", "a x d e"), 60) == 1.0  # of 3 errors one is invented
 
 
 def test_decoder_tokens_in_a_text_are_found():
@@ -255,6 +257,9 @@ def test_a_part_of_another_text_and_a_one_word_text_bleed_too():
 
 def test_plain_errors_are_no_bleed():
     assert speech.bleeds(TEXTS | {"rain": "rain fell on the road before night", "tide": ""}, TEXTS) == []
+    some = TEXTS | {"rain": f"{TEXTS['rain']} out before the boats"}  # 1 of the 6 runs of four words in "tide"
+    assert speech.bleeds(some, TEXTS) == []
+    assert [bleed.other for bleed in speech.bleeds(some, TEXTS, least=0.1)] == ["tide"]
 
 
 def test_what_the_own_text_says_proves_nothing():

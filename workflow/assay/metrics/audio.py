@@ -34,6 +34,7 @@ GAP_LEVEL = 1.5 / 32768  # FS: zeros, give or take one 16-bit step
 CUT_LEVEL = 0.01  # FS: sound that ends in zeros from here was cut, not faded
 ENVELOPE_LAG_S = 0.25
 
+_FLAT = 1e-3  # dB^2 a frame: an envelope that varies less is constant, and its correlation rounding noise
 _LPC_ORDER = 16
 _LPC_FRAME_S = 0.03
 _LPC_NOISE = 1e-9  # of the frame's power: keeps the prediction of a pure tone solvable
@@ -245,13 +246,21 @@ def envelope_repeat(samples: Samples, rate: int, least_lag_s: float = ENVELOPE_L
 
     Speech generated twice, or looping, repeats its envelope; a clip too short for any lag gives correlation 0.
     """
-    envelope = np.maximum(frame_levels(samples, rate), SILENCE_DBFS)
-    best = Repeat(0.0, 0.0)
-    for lag in range(math.ceil(least_lag_s / LEVEL_FRAME_S), len(envelope) * 2 // 3):
-        found = _pearson(envelope[lag:], envelope[:-lag])
-        if found > best.correlation:
-            best = Repeat(found, lag * LEVEL_FRAME_S)
-    return best
+    envelope = _centred(np.maximum(frame_levels(samples, rate), SILENCE_DBFS))
+    first, last = math.ceil(least_lag_s / LEVEL_FRAME_S), len(envelope) * 2 // 3
+    if last <= first:
+        return Repeat(0.0, 0.0)
+    shifts = np.arange(first, last)
+    shared = len(envelope) - shifts
+    products = signal.correlate(envelope, envelope, method="fft")[len(envelope) - 1 :][shifts]
+    sums, squares = (np.concatenate([[0.0], np.cumsum(x)]) for x in (envelope, np.square(envelope)))
+    early, late = sums[shared], sums[-1] - sums[shifts]  # of the frames that the two copies share
+    spread = (squares[shared] - early**2 / shared) * (squares[-1] - squares[shifts] - late**2 / shared)
+    covariance = products - early * late / shared
+    flat = spread <= (_FLAT * shared) ** 2
+    correlations = np.where(flat, 0.0, covariance / np.sqrt(np.where(flat, 1.0, spread)))
+    best = int(np.argmax(correlations))
+    return Repeat(float(correlations[best]), float(shifts[best] * LEVEL_FRAME_S))
 
 
 def repeat_at(samples: Samples, rate: int, seam: int, least_s: float = 0.05, most_s: float = 1.0) -> Repeat:
@@ -270,8 +279,8 @@ def repeat_at(samples: Samples, rate: int, seam: int, least_s: float = 0.05, mos
     head = np.asarray(mono[seam : seam + least], np.float64)
     products = signal.correlate(before, head, "valid")  # [most - least + 1]: start of the copy -> match
     energies = np.sqrt(np.maximum(_moving_sum(np.square(before), least), 1e-12))
-    lag = most - int(np.argmax(products / energies))
-    return Repeat(_pearson(mono[seam : seam + lag], mono[seam - lag : seam]), lag / rate)
+    shift = most - int(np.argmax(products / energies))
+    return Repeat(_pearson(mono[seam : seam + shift], mono[seam - shift : seam]), shift / rate)
 
 
 def _moving_sum(values: Floats, width: int) -> Floats:
@@ -354,11 +363,11 @@ def seam_ranks(score: Floats, rate: int, seams: Sequence[int]) -> Floats:
     width = 2 * reach + 1
     worst = ndimage.maximum_filter1d(score, width, mode="nearest")
     at_seams = np.asarray(seams, np.int64)
+    free = np.ones(len(score), bool)
+    for seam in seams:
+        free[max(0, seam - width) : seam + width] = False
     elsewhere = np.arange(reach, len(score), width)
-    if len(at_seams):
-        distance = np.abs(np.subtract.outer(elsewhere, at_seams)).min(axis=1)
-        elsewhere = elsewhere[distance >= width]
-    ordered = np.sort(worst[elsewhere])
+    ordered = np.sort(worst[elsewhere[free[elsewhere]]])
     above = len(ordered) - np.searchsorted(ordered, worst[at_seams], side="left")
     return np.asarray((1 + above) / (1 + len(ordered)))
 
@@ -374,7 +383,8 @@ class Gap:
 def gaps(samples: Samples, rate: int, least_s: float = GAP_LEAST_S) -> list[Gap]:
     """Runs of zeros on all channels whose neighbourhood (2 ms on either side) is loud: lost or late chunks.
 
-    A pause between words is no gap: it fades. Zeros at either end of the clip are its lead and trail.
+    A pause between words is no gap: it fades. Zeros at either end of the clip are its lead and trail. A voice that
+    gates its pauses has some of its own, so compare with the reference.
     """
     loudest = np.abs(np.atleast_2d(samples)).max(axis=0)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], loudest <= GAP_LEVEL, [0]]).astype(np.int8)))

@@ -380,7 +380,7 @@ def bleeds(heard: Mapping[str, str], texts: Mapping[str, str], least: float = 0.
     for item, transcript in sorted(heard.items()):
         words = transcript.split()
         grams = {gram for size in range(1, n + 1) for gram in _grams(words, size) if size in (n, len(words))}
-        others = sorted({name for gram in grams for name in index.get(gram, ())} - {item})
+        others = sorted({name for gram in grams for name in index.get(gram, ())})
         shares = [Bleed(item, other, overheard(transcript, texts[item], texts[other], n) or 0.0) for other in others]
         worst = max(shares, key=lambda bleed: bleed.share, default=None)
         if worst and worst.share >= least:
