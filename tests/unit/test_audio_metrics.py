@@ -19,6 +19,12 @@ def noise(samples, level=0.1, seed=0):
     return level * np.random.default_rng(seed).standard_normal(samples)
 
 
+def lowpass(samples, hertz):
+    spectrum = np.fft.rfft(samples)
+    spectrum[np.fft.rfftfreq(len(samples), 1 / RATE) > hertz] = 0
+    return np.fft.irfft(spectrum, len(samples))
+
+
 # --- number formats ----------------------------------------------------------------------------------------------
 
 
@@ -93,9 +99,10 @@ def test_zeros_appended_make_no_sound_silent_and_no_silence_sound():
         (np.full(RATE, 0.2), False),  # a constant
         (noise(RATE), False),
         (noise(RATE, 1e-4), False),
+        (lowpass(noise(RATE), 4000), False),  # as from a line at 8 kHz
         (np.concatenate([np.zeros(RATE), tone(440, seconds=0.05)]), False),  # too short to be a word
     ],
-    ids=["voice", "short", "quiet", "silence", "constant", "noise", "hiss", "blip"],
+    ids=["voice", "short", "quiet", "silence", "constant", "noise", "hiss", "line noise", "blip"],
 )
 def test_only_what_may_be_speech_is_worth_a_transcription(clip, speech):
     assert audio.has_speech(clip, RATE) is speech
@@ -136,16 +143,10 @@ def test_clips_shorter_than_a_frame_are_measured_all_the_same(samples):
 
 def test_flatness_tells_noise_from_voice():
     assert audio.spectral_flatness(audio.spectrogram(noise(RATE * 4), RATE)) > 0.9
-    assert CLEAN.flatness < 0.1
+    assert CLEAN.flatness < 0.4
 
 
 # --- damage: every fault of the table moves its number and leaves others as they were ---------------------------
-
-
-def lowpass(samples, hertz):
-    spectrum = np.fft.rfft(samples)
-    spectrum[np.fft.rfftfreq(len(samples), 1 / RATE) > hertz] = 0
-    return np.fft.irfft(spectrum, len(samples))
 
 
 def with_gaps(samples):
@@ -172,7 +173,7 @@ FAULTS = {  # fault: (clean, damaged, numbers that move and by how much at least
     "speed": (VOICE, resampled(VOICE, 1.1), {"duration_s": 0.36, "centroid_hz": 40}, ("ac_rms_dbfs",)),
     "doubled": (VOICE, np.concatenate([VOICE, VOICE]), {"duration_s": 4, "repeat": 0.25}, ("ac_rms_dbfs",)),
     "looped": (VOICE, np.tile(VOICE[RATE : RATE * 3 // 2], 8), {"repeat": 0.2}, ("duration_s", "clip_fraction")),
-    "noise": (VOICE, noise(len(VOICE), audio.rms(VOICE)), {"flatness": 0.8, "centroid_hz": 3000}, ("duration_s",)),
+    "noise": (VOICE, noise(len(VOICE), audio.rms(VOICE)), {"flatness": 0.7, "centroid_hz": 3000}, ("duration_s",)),
     "byte order": (VOICE, byte_swapped(VOICE), {"flatness": 0.2, "centroid_hz": 2000}, ("duration_s",)),
     "gaps": (VOICE, with_gaps(VOICE), {"gaps": 3, "silence_fraction": 0.03}, ("duration_s", "clip_fraction")),
     "low-passed": (BRIGHT, lowpass(BRIGHT, 4000), {"bandwidth_hz": 1000}, ("duration_s", "sound_s")),

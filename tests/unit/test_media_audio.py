@@ -173,12 +173,22 @@ def test_a_file_without_samples_is_refused(content, container):
 
 
 @pytest.mark.parametrize(
-    ("content", "container"), [(WAV, Container.WAV), (FLAC, Container.FLAC), (OPUS, Container.OGG)]
+    ("content", "container"),
+    [(WAV, Container.WAV), (FLAC, Container.FLAC), (MP3, Container.MP3), (OPUS, Container.OGG)],
 )
 @pytest.mark.parametrize("cut", [0.3, 0.7, -1])
 def test_a_truncated_file_is_refused_however_little_is_missing(content, container, cut):
     kept = content[: cut if cut < 0 else round(cut * len(content))]
     refused(Fault.TRUNCATED, r"declares \d+|stops before|cut short", decode, kept, container)
+
+
+def test_a_flac_file_without_its_last_frame_is_refused_though_every_frame_is_whole():
+    kept = FLAC[: FLAC.rindex(b"\xff\xf8")]
+    refused(Fault.TRUNCATED, r"declares 24000 samples and \d+ can be decoded", decode, kept, Container.FLAC)
+
+
+def test_an_ogg_file_without_its_last_page_is_refused_though_every_page_is_whole():
+    refused(Fault.TRUNCATED, "stops before", decode, OPUS[: OPUS.rindex(b"OggS")], Container.OGG)
 
 
 @pytest.mark.parametrize("kept", [12, 20, 30, DATA, DATA + 4])
@@ -260,6 +270,7 @@ def test_what_is_no_audio_is_named(content, kind):
 
 
 def test_unknown_bytes_are_shown():
+    refused(Fault.NOT_MEDIA, r"\\xff\\xf1", decode, b"\xff\xf1\x50\x80" * 9, Container.MP3)  # AAC has another layer
     refused(Fault.NOT_MEDIA, r"\\x80\\x81", decode, bytes(range(128, 200)), Container.WAV)
 
 

@@ -373,19 +373,22 @@ def bleeds(heard: Mapping[str, str], texts: Mapping[str, str], least: float = 0.
     """
     index: dict[tuple[str, ...], list[str]] = {}
     for name, text in texts.items():
-        words = text.split()
-        for gram in set(_grams(words, min(n, len(words)))):
+        for gram in _telling_grams(text, n):
             index.setdefault(gram, []).append(name)
     found = []
     for item, transcript in sorted(heard.items()):
-        words = transcript.split()
-        grams = {gram for size in range(1, n + 1) for gram in _grams(words, size) if size in (n, len(words))}
-        others = sorted({name for gram in grams for name in index.get(gram, ())})
+        others = sorted({name for gram in _telling_grams(transcript, n) for name in index.get(gram, ())})
         shares = [Bleed(item, other, overheard(transcript, texts[item], texts[other], n) or 0.0) for other in others]
         worst = max(shares, key=lambda bleed: bleed.share, default=None)
         if worst and worst.share >= least:
             found.append(worst)
     return found
+
+
+def _telling_grams(text: str, n: int) -> set[tuple[str, ...]]:
+    """Its n-grams, or the whole of a text that is shorter: what `overheard` goes by."""
+    words = text.split()
+    return set(_grams(words, min(n, len(words))))
 
 
 def _grams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
