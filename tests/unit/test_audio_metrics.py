@@ -244,6 +244,12 @@ def test_a_click_anywhere_in_a_voice_is_found():
     assert abs(at - 50_000) <= 16
 
 
+def test_clicks_are_counted_apart_from_five_milliseconds_on():
+    score = np.zeros(RATE)
+    score[[1000, 1100, 1300, 9000]] = (50.0, 60.0, 45.0, 39.0)  # the first and second 4 ms apart, the last too low
+    assert audio.clicks(score, RATE) == [1100, 1300]
+
+
 def test_a_click_on_one_channel_is_found():
     damaged = np.stack([VOICE, VOICE])
     damaged[1, 50_000] += 0.3

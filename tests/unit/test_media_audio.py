@@ -295,6 +295,7 @@ def test_sixteen_bits_survive_a_file():
     every = np.arange(-32768, 32768).astype(np.int16)
     again = decode(encode_wav(int16_to_float(every), RATE), Container.WAV)
     assert np.array_equal(float_to_int16(again.samples[0]), every)
+    assert np.abs(decode(WAV, Container.WAV).samples[0] - VOICE).max() <= 2**-16  # the nearest step, not the one below
 
 
 def test_resampling_keeps_time_pitch_and_channels_apart():
