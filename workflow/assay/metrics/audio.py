@@ -24,10 +24,14 @@ SPECTRUM_FRAME_S = 0.06
 SILENCE_DBFS = -50.0  # absolute, so that zeros appended to a clip move nothing else
 POWER_FLOOR = 1e-10  # -100 dB, below the rounding noise of 16 bits in one bin
 
+# "Real speech" below: 568 recordings that Debian packages (asterisk-core-sounds-en-g722 1.6.1-1, all but its ten of
+# silence, and pocketsphinx-testdata 0.8+5prealpha+1-15), 26 minutes, as measured with this module.
 SPEECH_LEAST_S = 0.1
-NOISE_FLATNESS = 0.7  # white noise: above 0.75 from a tenth of a second on; read speech: 0.12 to 0.39
+NOISE_FLATNESS = (
+    0.7  # white noise: above 0.75 from a tenth of a second on; real speech: up to 0.4 (one of monkeys: 0.58)
+)
 
-CLICK = 40.0  # above any click score in read speech, plosives included (worst seen: 25)
+CLICK = 40.0  # click scores of real speech, plosives included, end at 25
 CLICK_FLOOR = 1e-4  # FS: residuals of a few 16-bit steps are no click
 GAP_LEAST_S = 0.005
 GAP_LEVEL = 1.5 / 32768  # FS: zeros, give or take one 16-bit step
@@ -273,8 +277,8 @@ def repeat_at(samples: Samples, rate: int, seam: int, least_s: float = 0.05, mos
 
     Returns:
         Correlation of the `lag_s` seconds after the seam with those before it. The lag, `least_s` to `most_s`, is
-        where the first `least_s` after the seam are found again before it. Looks at the first channel. Voiced speech
-        reaches 0.9 at a pitch period; a repeated chunk gives 1.
+        where the first `least_s` after the seam are found again before it. Looks at the first channel. Real speech
+        reaches 0.994 where a vowel is held, and 0.975 once in a thousand places; a repeated chunk gives 1.
     """
     mono = np.atleast_2d(samples)[0]
     least, most = round(least_s * rate), min(round(most_s * rate), seam, len(mono) - seam)
@@ -309,8 +313,8 @@ def click_score(samples: Samples, rate: int) -> Floats:
     2 ms about the sample itself left out. Of several channels, the worst.
 
     Returns:
-        float64 [samples], >= 0. At the glottal pulses and plosives of read speech it reaches 25; at a cut in a steady
-        tone, hundreds.
+        float64 [samples], >= 0: up to 25 at the glottal pulses and plosives of real speech, hundreds at a cut in a
+        steady tone.
     """
     return np.asarray(np.max([_click_score(channel, rate) for channel in np.atleast_2d(samples)], axis=0))
 
@@ -362,7 +366,8 @@ def seam_ranks(score: Floats, rate: int, seams: Sequence[int]) -> Floats:
 
     Returns:
         float64 [seams]: share of places (the seam counted) that score as high within half a millisecond. Seams that
-        nobody can hear have ranks uniform over (0, 1]; small ones are clicks, whatever the voice or the loudness.
+        nobody can hear have ranks uniform over (0, 1]; small ones are clicks, whatever the voice or the loudness. Of
+        2757 places in real speech 5.3 % rank up to 0.05; of as many seams at which 23 ms were dropped, 71 %.
     """
     reach = max(_LPC_ORDER // 2, round(rate * _SEAM_REACH_S))
     width = 2 * reach + 1
