@@ -165,6 +165,7 @@ MAY_IMPORT = {
     "canonical": set(),
     "records": set(),
     "metrics": BASE,
+    "media": {"errors", "metrics"},
     "store": BASE,
     "tokens": BASE,
     "config": {"errors"},
@@ -182,7 +183,9 @@ MAY_IMPORT = {
     "embedded": BASE | {"provenance"},
 }
 ABOVE = {"cli", "embedded"}
-PURE = ("metrics", {"numpy", "scipy", "rapidfuzz", "math", "re", "dataclasses", "typing", "collections", "__future__"})
+STANDARD = {"math", "re", "string", "unicodedata", "enum", "functools", "inspect", "importlib", "dataclasses", "typing"}
+ARRAYS = {"numpy", "scipy", "rapidfuzz", "jiwer", "whisper_normalizer"}
+PURE = ("metrics", STANDARD | ARRAYS | {"collections", "__future__"})
 
 
 def imports(text: str) -> Iterator[str]:

@@ -150,3 +150,70 @@ def test_floor_quantile_is_never_interpolated():
     # position 0.95 x 9 = 8.55: the upper limit takes the next value, the lower the one before
     assert stats.floor_quantile(range(1, 11), 0.95) == 10
     assert stats.floor_quantile(range(1, 11), 0.95, "lower") == 9
+
+
+# --- pooled shift ------------------------------------------------------------------------------------------------
+
+
+def corpus(n, shift, seed):
+    """Errors of served minus those of the reference, and words: 0.2 % benign flips either way, `shift` real ones."""
+    rng = np.random.default_rng(seed)
+    words = np.maximum(1, rng.lognormal(np.log(18), 0.5, n).astype(int))
+    return rng.binomial(words, 0.002 + shift) - rng.binomial(words, 0.002), words
+
+
+def test_a_pooled_shift_weighs_words_and_not_items():
+    # one word wrong in an item of 1, none in 24 items of 10: 1 / 241, where the mean of items is 1 / 25
+    excess, words = np.zeros(25), np.full(25, 10)
+    excess[0], words[0] = 1, 1
+    assert stats.pooled_shift(excess, words, seed=0).point == pytest.approx(1 / 241)
+
+
+def test_a_pooled_shift_is_positive_when_served_is_worse():
+    excess, words = corpus(200, 0.02, 0)
+    worse, better = stats.pooled_shift(excess, words, seed=0), stats.pooled_shift(-excess, words, seed=0)
+    assert 0 < worse.low < worse.point < worse.high
+    assert better.point == -worse.point and better.high < 0
+
+
+@pytest.mark.parametrize(("shift", "passing", "failing"), [(0.0, 1.0, 0.0), (0.01, 0.0, 0.9)])
+def test_half_a_point_of_wer_is_decided_at_300_items(shift, passing, failing):
+    # Published simulation at n = 300: no change passes always, one point more fails always
+    bounds = [stats.pooled_shift(*corpus(300, shift, seed), seed, resamples=999) for seed in range(20)]
+    assert np.mean([bound.high < 0.005 for bound in bounds]) == passing
+    assert np.mean([bound.low > 0.005 for bound in bounds]) >= failing
+
+
+def test_bounds_of_a_pooled_shift_hold_as_often_as_they_say():
+    bounds = [stats.pooled_shift(*corpus(100, 0.01, seed), seed, resamples=999) for seed in range(100)]
+    # 5 expected on either side; P(more than 11) = 0.4 %
+    assert sum(bound.low > 0.01 for bound in bounds) <= 11
+    assert sum(bound.high < 0.01 for bound in bounds) <= 11
+
+
+def test_pairs_are_drawn_together():
+    # The same rate in every item: errors and words drawn apart would spread; drawn together they cannot.
+    words = np.arange(1, 41) * 10
+    assert stats.pooled_shift(words / 10, words, seed=0) == stats.Shift(0.1, 0.1, 0.1, 0.95, "bca")
+    excess = words / 10
+    excess[0] += 1
+    spread = stats.pooled_shift(excess, words, seed=0)
+    assert spread.high - spread.low < 0.001
+
+
+def test_equal_transcripts_leave_no_shift_and_few_items_no_bounds():
+    assert stats.pooled_shift(np.zeros(100), np.full(100, 9), seed=0) == stats.Shift(0.0, 0.0, 0.0, 0.95, "bca")
+    few = stats.pooled_shift(np.ones(19), np.full(19, 10), seed=0)
+    assert (few.point, few.low, few.high) == (0.1, -np.inf, np.inf)
+
+
+def test_items_without_words_add_their_errors():
+    excess, words = np.zeros(100), np.full(100, 10)
+    words[:2], excess[:2] = 0, 5
+    assert stats.pooled_shift(excess, words, seed=0).point == pytest.approx(10 / 980)
+
+
+@pytest.mark.parametrize(("excess", "words"), [([1, 2], [3]), ([0, 0], [0, 0]), ([], [])])
+def test_no_words_make_no_rate(excess, words):
+    with pytest.raises(ValueError, match="make no rate"):
+        stats.pooled_shift(excess, words, seed=0)

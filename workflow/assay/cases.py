@@ -7,6 +7,7 @@ runs it. An adapter is the shortest call of the library that answers the case; i
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from scipy import special
 from assay import store
 from assay.config import TextGates
 from assay.errors import StoreError
-from assay.metrics import stats, text
+from assay.media.audio import Container, decode, encode_wav
+from assay.metrics import audio, speech, stats, text
 from assay.records import SCORES, Status
 from assay.verdicts.decide import decide, item_claim
 from assay.verdicts.evidence import JUDGE, reference_problems
@@ -255,6 +257,142 @@ STATS: dict[str, Adapter] = {
 }
 
 
+# --- speech ------------------------------------------------------------------------------------------------------
+
+
+def _word_edits(case: Input) -> speech.Edits:
+    return speech.align_words(case["ref"], case["hyp"]).edits
+
+
+def _wer(case: Input) -> Any:
+    """The rate; the count of errors against an empty reference, which has none."""
+    edits = _word_edits(case)
+    return edits.errors if edits.rate is None else edits.rate
+
+
+def _corpus_and_macro(case: Input) -> Any:
+    keys = [str(number) for number in range(len(case["refs"]))]
+    aligned = speech.align_all(dict(zip(keys, case["refs"], strict=True)), dict(zip(keys, case["hyps"], strict=True)))
+    edits = [alignment.edits for alignment in aligned.values()]
+    return {"corpus": speech.pool(edits).rate, "macro": speech.macro_rate(edits)}
+
+
+def _cer(reference: str, hypothesis: str) -> float | None:
+    return speech.align_characters(reference, hypothesis).edits.rate
+
+
+def _composed(case: Input) -> Any:
+    """Both texts are given as "text (form)": in the Unicode form that is named."""
+    forms = (case[key].removesuffix(")").split(" (") for key in ("ref", "hyp"))
+    reference, hypothesis = (unicodedata.normalize(form, string) for string, form in forms)
+    nfc = speech.normaliser("nfc").call
+    return {"raw": _cer(reference, hypothesis), "after_nfc": _cer(nfc(reference), nfc(hypothesis))}
+
+
+def _error_rates(case: Input) -> Any:
+    edits = _word_edits(case)
+    return {"wer": edits.rate, "mer": edits.mer, "wil": edits.wil, "wip": edits.wip}
+
+
+def _normalised(name: str) -> Adapter:
+    return lambda case: speech.normaliser(name).call(case["text"])
+
+
+def _repeats(case: Input) -> Any:
+    """The text is given as "'words ' xN": said N times."""
+    words, times = case["text"].removeprefix("'").split("' x")
+    return speech.repeat_fraction(words * int(times))
+
+
+SPEECH: dict[str, Adapter] = {
+    "wer": _wer,
+    "wer_corpus_vs_macro": _corpus_and_macro,
+    "cer": lambda case: _cer(case["ref"], case["hyp"]),
+    "cer_nfc_nfd": _composed,
+    "mer_wil_wip": _error_rates,
+    "english_normalizer": _normalised("whisper_english"),
+    "basic_normalizer": _normalised("whisper_basic"),
+    "basic_normalizer_zh_split": _normalised("whisper_basic_letters"),
+    "repeat_trigram_fraction": _repeats,
+}
+
+
+# --- audio -------------------------------------------------------------------------------------------------------
+
+
+def _tone(hertz: float, amplitude: float, samples: int, rate: int) -> audio.Samples:
+    return amplitude * np.sin(2 * np.pi * hertz * np.arange(samples) / rate)
+
+
+def _rms_dbfs(case: Input) -> Any:
+    """The signal is a list, or words that name an amplitude: one second of 1 kHz at 24 kHz."""
+    signal = case["signal"]
+    if isinstance(signal, str):
+        signal = _tone(1000, float(signal.split("amp ")[1].split(",")[0]), 24_000, 24_000)
+    return audio.dbfs(audio.rms(np.array(signal)))
+
+
+def _dc_offset(case: Input) -> Any:
+    signal = np.array(case["signal"])
+    return {"mean": audio.dc_offset(signal), "ac_rms": audio.ac_rms(signal)}
+
+
+def _durations(case: Input) -> Any:
+    true, header = (audio.duration_s(case["samples"], case[rate]) for rate in ("true_sr", "header_sr"))
+    return {"true_s": true, "header_s": header, "log2_ratio": audio.log_ratio(header, true) / math.log(2)}
+
+
+def _log_ratio(case: Input) -> Any:
+    return audio.log_ratio(case["served_s"], case["ref_s"])
+
+
+def _snr(case: Input) -> Any:
+    reference, estimate = np.array(case["ref"]), np.array(case["est"])
+    return {"snr_db": audio.snr_db(reference, estimate), "si_sdr_db": audio.si_sdr_db(reference, estimate)}
+
+
+def _lag(case: Input) -> Any:
+    """Signals are given as "impulse at A of N"."""
+    places = (case[key].removeprefix("impulse at ").split(" of ") for key in ("ref", "est"))
+    return audio.lag(*(np.eye(1, int(length), int(at))[0] for at, length in places))
+
+
+def _streamed_wav(case: Input) -> Any:
+    frames = (case["total_bytes"] - case["header_bytes"]) // case["bytes_per_frame"]
+    whole = encode_wav(np.zeros(frames), case["sr"])
+    size_at = case["header_bytes"] - 4
+    sent = whole[:size_at] + case["data_size_field"].to_bytes(4, "little") + whole[case["header_bytes"] :]
+    decoded = decode(sent, Container.WAV)
+    return {"frames": decoded.samples.shape[-1], "seconds": decoded.duration_s}
+
+
+def _downmix(case: Input) -> Any:
+    stereo = np.array([case["left"], case["right"]])
+    return {"mono": audio.downmix(stereo), "per_channel_rms": audio.rms(stereo)}
+
+
+def _centroid(case: Input) -> Any:
+    tone = _tone(case["tone"], 0.5, case["true_sr"], case["true_sr"])
+    return audio.centroid_hz(audio.spectrogram(tone, case["header_sr"]))
+
+
+AUDIO: dict[str, Adapter] = {
+    "rms_dbfs": _rms_dbfs,
+    "dc_offset": _dc_offset,
+    "int16_to_float": lambda case: audio.int16_to_float(np.array(case["samples"], np.int16)),
+    "duration_wrong_header": _durations,
+    "duration_log_ratio": _log_ratio,
+    "double_generation_ratio": _log_ratio,
+    "snr_vs_si_sdr": _snr,
+    "xcorr_lag": _lag,
+    "log_spectral_distance": lambda case: audio.log_spectral_distance(case["p_ref"], case["p_est"]),
+    "wav_streaming_header": _streamed_wav,
+    "downmix_cancellation": _downmix,
+    "centroid_wrong_sr": _centroid,
+    "silence_fraction": lambda case: audio.activity(case["frame_dbfs"], case["threshold_dbfs"]).silence_fraction,
+}
+
+
 # --- verdict rules -----------------------------------------------------------------------------------------------
 
 ARM = "served_0_alone"
@@ -400,4 +538,4 @@ def _verdict_rule(case: Input) -> str:
     return rule(case).value
 
 
-ADAPTERS: dict[str, Adapter] = {**TEXT, **STATS, "verdict_rule": _verdict_rule}
+ADAPTERS: dict[str, Adapter] = {**TEXT, **STATS, **SPEECH, **AUDIO, "verdict_rule": _verdict_rule}

@@ -31,3 +31,11 @@ class NoDeviceError(DeviceError):
 
 class StoreError(AssayError):
     """A result file cannot be read or written."""
+
+
+class MediaError(AssayError):
+    """Media bytes are not what they were declared to be. `fault` is the machine-readable kind."""
+
+    def __init__(self, fault: str, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault

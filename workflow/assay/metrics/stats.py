@@ -40,9 +40,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Shift:
-    """A paired shift: Hodges-Lehmann point and one-sided bounds, each at `confidence`."""
+    """A paired shift: its point and one-sided bounds, each at `confidence`."""
 
-    point: float
+    point: float  # Hodges-Lehmann, or the difference of pooled rates
     low: float
     high: float
     confidence: float
@@ -250,6 +250,48 @@ def paired_shift(d: npt.ArrayLike, seed: int, confidence: float = 0.95, resample
         np.mean,
         n_resamples=resamples,
         batch=max(1, _CHUNK // len(values)),
+        confidence_level=2 * confidence - 1,  # two one-sided bounds
+        method="BCa",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Shift(point, float(interval.low), float(interval.high), confidence, "bca")
+
+
+def pooled_shift(
+    excess: npt.ArrayLike, sizes: npt.ArrayLike, seed: int, confidence: float = 0.95, resamples: int = 9_999
+) -> Shift:
+    """N for a pooled rate: how much higher is the corpus WER of served than that of the reference?
+
+    Args:
+        excess: float64 [items], finite; errors of served minus errors of the reference in one item.
+        sizes: float64 [items], >= 0 and not all 0; words of the item. An item of size 0 adds its errors alone.
+
+    Returns:
+        Point sum(excess) / sum(sizes); one-sided bounds by BCa bootstrap over items, errors and words of an item drawn
+        together (Bisani and Ney 2004). Below `EXACT_SHIFT_ITEMS` items, where no exact bound of a ratio is known, they
+        are infinite.
+
+    Raises:
+        ValueError: lengths differ, or no item has a size.
+    """
+    errors, words = np.asarray(excess, np.float64), np.asarray(sizes, np.float64)
+    if errors.shape != words.shape or not words.sum() > 0:
+        raise ValueError(f"{errors.shape} errors and {words.shape} sizes, {words.sum():g} in all, make no rate")
+    point = float(errors.sum() / words.sum())
+    if len(errors) < EXACT_SHIFT_ITEMS:
+        return Shift(point, -math.inf, math.inf, confidence, "bca")
+    if np.allclose(errors, point * words):  # the same rate in every item: so in every resample
+        return Shift(point, point, point, confidence, "bca")
+
+    def rate(errors: Floats, words: Floats, axis: int) -> Floats:
+        return np.asarray(errors.sum(axis=axis) / words.sum(axis=axis))
+
+    interval = stats.bootstrap(
+        (errors, words),
+        rate,
+        paired=True,
+        n_resamples=resamples,
+        batch=max(1, _CHUNK // len(errors)),
         confidence_level=2 * confidence - 1,  # two one-sided bounds
         method="BCa",
         rng=np.random.default_rng(seed),

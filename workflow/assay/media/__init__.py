@@ -1,0 +1,1 @@
+"""Media bytes in and out: strict decoders, which say what is wrong instead of playing what is left."""
