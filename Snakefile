@@ -17,6 +17,7 @@ include: "workflow/rules/environment.smk"
 include: "workflow/rules/samples.smk"
 include: "workflow/rules/serve_config.smk"
 include: "workflow/rules/generate.smk"
+include: "workflow/rules/facts.smk"
 include: "workflow/rules/reference.smk"
 include: "workflow/rules/judge.smk"
 include: "workflow/rules/score.smk"
@@ -36,6 +37,7 @@ wildcard_constraints:
 
 localrules:
     all,
+    facts,
     gate,
     junit,
     serve_config,

@@ -273,11 +273,13 @@ def test_an_instance_is_read_from_its_files_and_an_unmeasured_end_counts_as_chan
         "changed": None,
         "startup": {"ready": True, "seconds": 2.0, "failure": None},
         "died": None,
+        "devices": None,
     }
     cleanup = {"stopped_by": "SIGINT", "seconds": 1.0, "exit_code": 0, "leftover": [], "port_free": True, "clean": True}
-    assert Instance.measured(identity, cleanup, ["served_0_alone"]).changed
+    facts = {"statements": {"attention main": "unknown: not logged"}, "unmatched": [{}], "refused": None}
+    assert Instance.measured(identity, cleanup, facts, ["served_0_alone"]).changed
     died = identity | {"died": {"message": "exited with 1", "exit_code": 1, "log_tail": ""}}
-    assert not Instance.measured(died, cleanup, ["served_0_alone"]).changed
+    assert not Instance.measured(died, cleanup, facts, ["served_0_alone"]).changed
 
 
 @pytest.mark.parametrize(("dtype", "floors"), [("bfloat16", 2), ("bfloat16", 4), ("float32", 2)])

@@ -154,11 +154,6 @@ def test_an_extension_of_another_checkout_that_is_loaded_late_is_a_change(worksp
     assert run(workspace)[1]["changed"] == ["native"]
 
 
-def test_a_plan_for_a_container_is_refused_by_its_name(workspace):
-    with pytest.raises(ServerError, match="'smollm2_135m_embedded' runs in a container"):
-        run(workspace, container={"runtime": "docker"})
-
-
 def test_the_responses_carry_the_options_they_were_made_with(workspace):
     run(workspace)
     record = read_provenance(outputs(workspace).responses)

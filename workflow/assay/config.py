@@ -47,6 +47,9 @@ GateName = Literal[
     "G-support",
 ]
 CaveatCode = Literal[
+    "co_tenant",
+    "device_health",
+    "device_unwatched",
     "image_by_tag",
     "killed",
     "logprobs_missing",

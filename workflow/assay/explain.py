@@ -20,7 +20,7 @@ from assay.errors import AssayError, StoreError
 from assay.gate import read_verdict
 from assay.records import Status
 from assay.samples.lock import load_set
-from assay.verdicts.model import Gate, Verdict
+from assay.verdicts.model import Gate, Instance, Verdict
 
 STYLES = {
     Status.PASS: "green",
@@ -167,12 +167,23 @@ def _instances(verdict: Verdict) -> Iterator[Text]:
             yield Text(
                 f"Server {item.instance}: ready after {seconds}, stopped by {item.cleanup.stopped_by or 'itself'}"
             )
+        yield from _runs_on(item)
     if verdict.determinism and verdict.determinism.n:
         known = verdict.determinism
         yield Text(
             f"Determinism over {known.n} items: alone = under load {_share(known.under_load_identical)}, "
             f"instance 0 = instance 1 {_share(known.cross_instance_identical)}"
         )
+
+
+def _runs_on(item: Instance) -> Iterator[Text]:
+    """The devices of an instance, and what its log says that it picked."""
+    if item.devices:
+        yield Text("  on " + ", ".join(f"{one['name']} {one['pci']}" for one in item.devices.leased))
+    for question, statement in item.facts.statements.items():
+        yield Text(f"  {question}: {statement}", style="dim")
+    if item.facts.unmatched:
+        yield Text(f"  and {item.facts.unmatched} log messages that no rule reads (results/facts/)", style="dim")
 
 
 def _share(value: float | None) -> str:

@@ -32,6 +32,7 @@ class RunFiles:
     tokens: list[Path]
     identities: list[Path]
     cleanups: list[Path]
+    facts: list[Path]
     scores: Path
     floor: Path
 
@@ -52,6 +53,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
         *files.tokens,
         *files.identities,
         *files.cleanups,
+        *files.facts,
         files.scores,
         files.floor,
     ]
@@ -60,9 +62,9 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
         config=_config_info(plan, store.read_provenance(files.tokens[0])["options"]),
         dtype=plan["dtype"],
         instances=tuple(
-            Instance.measured(store.read_json(identity), store.read_json(cleanup), _arms(number, passes))
-            for number, (passes, identity, cleanup) in enumerate(
-                zip(plan["instances"], files.identities, files.cleanups, strict=True)
+            Instance.measured(store.read_json(identity), store.read_json(cleanup), store.read_json(log), arms)
+            for arms, identity, cleanup, log in zip(
+                _planned_arms(plan), files.identities, files.cleanups, files.facts, strict=True
             )
         ),
         floor_arms=tuple(arm for arm in plan["reference"]["arms"] if arm != JUDGE),
@@ -127,7 +129,7 @@ def _determinism(plan: Mapping[str, Any], rows: list[dict[str, Any]]) -> Determi
     for row in rows:
         if row["output_sha256"]:
             outputs.setdefault(row["arm"], {})[row["item_id"]] = row["output_sha256"]
-    arms = [_arms(number, passes) for number, passes in enumerate(plan["instances"])]
+    arms = _planned_arms(plan)
 
     def identical(a: str, b: str) -> tuple[float | None, int]:
         left, right = outputs.get(a, {}), outputs.get(b, {})
@@ -140,5 +142,6 @@ def _determinism(plan: Mapping[str, Any], rows: list[dict[str, Any]]) -> Determi
     return Determinism(under_load_identical=under_load, cross_instance_identical=across, n=max(n, m))
 
 
-def _arms(number: int, passes: list[dict[str, Any]]) -> list[str]:
-    return [f"served_{number}_{item['name']}" for item in passes]
+def _planned_arms(plan: Mapping[str, Any]) -> list[list[str]]:
+    """Passes of each instance, as arms of the score table."""
+    return [[f"served_{number}_{item['name']}" for item in passes] for number, passes in enumerate(plan["instances"])]

@@ -149,6 +149,12 @@ def judge_dtype(wildcards):
     return for_people(CONFIG.judge_dtype, wildcards.model)
 
 
+def log_rules(wildcards):
+    """Rules that read the log of a config's server."""
+    rules = for_people(CONFIG.rules_of, plan(wildcards)["arm"])
+    return {name: rule.model_dump(mode="json") for name, rule in rules.items()}
+
+
 def served_judge_dtype(wildcards):
     return plan(wildcards)["reference"]["dtype"]
 
@@ -164,6 +170,7 @@ def verdict_inputs(wildcards):
         "tokens": instance_files("results/judged", ".parquet")(wildcards),
         "identities": instance_files("results/outputs", ".identity.json")(wildcards),
         "cleanups": instance_files("results/outputs", ".cleanup.json")(wildcards),
+        "facts": instance_files("results/facts", ".json")(wildcards),
         "sets": sets_of(wildcards),
     }
 

@@ -85,14 +85,32 @@ def hold(plan: Mapping[str, Any], base: Mapping[str, str], samples: Path) -> Ite
         before, report = settle(look, indices, options)
         report.require()
         held = Held(leased.devices, leased.env)
+        held.evidence = {"leased": [_named(device) for device in leased.devices], "before": _report(report)}
         quick = partial(look, ())  # no tool is asked: they take seconds
-        with watch(quick, indices, held.pids, samples, options.poll_s) as seen:
-            held.evidence = {"leased": [_named(device) for device in leased.devices], "before": _report(report)}
-            yield held
-        held.evidence |= {"during": _seen(seen, options), "after": _after(look, before, leased.devices, options)}
+        with (
+            _compared(held.evidence, partial(_after, look, before, leased.devices, options)),
+            watch(quick, indices, held.pids, samples, options.poll_s) as seen,
+        ):
+            try:
+                yield held
+            finally:
+                held.evidence["during"] = _seen(seen, options)
 
 
-def _after(look: Callable[[], Node], before: Node, devices: tuple[Device, ...], options: DeviceOptions) -> Any:
+@contextmanager
+def _compared(evidence: dict[str, Any], look: Callable[[], dict[str, Any]]) -> Iterator[None]:
+    """Look once more when the block ended, also when its server failed; an interrupt does not wait for that."""
+    try:
+        yield
+    except Exception:
+        evidence["after"] = look()
+        raise
+    evidence["after"] = look()
+
+
+def _after(
+    look: Callable[[], Node], before: Node, devices: tuple[Device, ...], options: DeviceOptions
+) -> dict[str, Any]:
     """What the run left behind, once its memory came back or will not."""
     deadline = time.monotonic() + RETURN_S
     while True:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 from scipy import stats as distributions
 
 from assay.canonical import sha256_json, sha256_lines, sha256_text
-from assay.config import Dtype, TextGates
+from assay.config import CaveatCode, Dtype, TextGates
 from assay.metrics import stats
 from assay.records import Status
 from assay.verdicts.evidence import JUDGE, cover, reference_problems, summarise_evidence
@@ -21,6 +21,7 @@ from assay.verdicts.model import (
     Controls,
     Coverage,
     Determinism,
+    Devices,
     Gate,
     Instance,
     NegativeControl,
@@ -265,7 +266,7 @@ def decide(
     steps = [
         (Status.ERROR, ["no item was planned: an empty sample set is never a pass"] if not coverage.planned else []),
         (Status.FAIL, _startup(instances, "exited")),
-        (Status.ERROR, [*problems, *_changed(instances)]),
+        (Status.ERROR, [*problems, *_changed(instances), *_not_as_asked(instances)]),
         (Status.FAIL, [*_uncovered(coverage, instances), *_failing(gates, control_errors)]),
         (
             Status.ERROR,
@@ -324,8 +325,18 @@ def _changed(instances: Sequence[Instance]) -> list[str]:
     ]
 
 
+def _not_as_asked(instances: Sequence[Instance]) -> list[str]:
+    return [f"instance {entry.instance}: {entry.facts.refused}" for entry in instances if entry.facts.refused]
+
+
 def _unclean(instances: Sequence[Instance]) -> list[str]:
-    return [
+    changed = [
+        f"instance {entry.instance} did not leave its devices as they were: "
+        + "; ".join(entry.devices.after.said("refuse"))
+        for entry in instances
+        if entry.devices and entry.devices.after.outcome == "refuse"
+    ]
+    return changed + [
         f"instance {entry.instance} did not stop cleanly: {len(entry.cleanup.leftover)} processes left, port "
         f"{'free' if entry.cleanup.port_free else 'still taken'}"
         for entry in instances
@@ -386,6 +397,12 @@ def _caveats(
     if image_by_tag:
         why = f"the image {image_by_tag} ran without a digest: the same tag may be another image tomorrow"
         found.append(Caveat(code="image_by_tag", detail=why))
+    found += [
+        Caveat(code=code, detail=f"instance {entry.instance}: {why}")
+        for entry in instances
+        if entry.devices
+        for code, why in _device_caveats(entry.devices)
+    ]
     if not reference:
         found.append(Caveat(code="self_consistency_only", detail="no reference: a deterministic fault stays unseen"))
     found += [
@@ -396,6 +413,18 @@ def _caveats(
     if len(instances) == 1:
         found.append(Caveat(code="single_instance", detail="no second instance: nothing could be confirmed on another"))
     return [caveat for index, caveat in enumerate(found) if caveat not in found[:index]]
+
+
+def _device_caveats(devices: Devices) -> Iterator[tuple[CaveatCode, str]]:
+    """What was not as it should be with an instance's devices, though it could be measured."""
+    if devices.during.strangers:
+        who = ", ".join(f"pid {one['pid']} ({one['name']}) on {one['device']}" for one in devices.during.strangers)
+        yield "co_tenant", f"others used its devices while it ran: {who}"
+    if devices.before.outcome != "pass":
+        yield "device_health", "; ".join(devices.before.said("warn", "unknown"))
+    unseen = [*devices.during.failed[:1], *(f"nobody lists the processes on {name}" for name in devices.during.blind)]
+    if unseen or not devices.during.looks:
+        yield "device_unwatched", "; ".join(unseen) or "its devices were never looked at while it ran"
 
 
 # --- configs without machinery -----------------------------------------------------------------------------------

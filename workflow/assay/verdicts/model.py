@@ -280,6 +280,49 @@ class Death(Strict):
     kind: str | None = Field(default=None, description="Why, in the words of a start failure")
 
 
+class DeviceReport(Strict):
+    """What the health gates said of an instance's devices."""
+
+    outcome: Literal["pass", "unknown", "warn", "refuse"]
+    checks: list[dict[str, JsonValue]]
+    elsewhere: list[str] = Field(default=[], description="Processes of others on devices that are not ours")
+    error: str | None = None
+
+    def said(self, *outcomes: str) -> list[str]:
+        """What the gates with one of these outcomes said, each once."""
+        found = [
+            f"{one['gate']} on {one['device']}: {one['detail']}" for one in self.checks if one["outcome"] in outcomes
+        ]
+        return [*found, *([self.error] if self.error else [])]
+
+
+class DevicesSeen(Strict):
+    """What was seen of an instance's devices while it ran."""
+
+    looks: Count
+    failed: list[str] = Field(description="Looks that gave no answer")
+    strangers: list[dict[str, JsonValue]] = Field(description="Processes of others that came onto them")
+    blind: list[str] = Field(description="Devices whose processes no source lists")
+    clock_spread: dict[str, JsonValue] | None = None
+
+
+class Devices(Strict):
+    """The devices an instance held."""
+
+    leased: list[dict[str, JsonValue]]
+    before: DeviceReport
+    during: DevicesSeen
+    after: DeviceReport
+
+
+class Facts(Strict):
+    """What an instance's log says it runs."""
+
+    statements: dict[str, str] = Field(default={}, description="Question -> asked and picked, as logged")
+    unmatched: Count = Field(default=0, description="Messages that may hold a fact and that no rule reads")
+    refused: str | None = Field(default=None, description="What was asked for and is not what was picked")
+
+
 class Instance(Strict):
     """One server process tree."""
 
@@ -290,11 +333,18 @@ class Instance(Strict):
     changed: list[str] = Field(default=[], description="Identity fields that differ between start and end")
     cleanup: Cleanup
     identity: dict[str, JsonValue] = Field(default={}, description="As measured at start and end")
+    devices: Devices | None = Field(default=None, description="null: it uses none, or never had them")
+    facts: Facts = Facts()
 
     @classmethod
-    def measured(cls, identity: dict[str, Any], cleanup: dict[str, Any], arms: list[str]) -> Instance:
-        """From the content of identity.json and cleanup.json. A server that lived and whose identity was not measured
-        at the end counts as changed: nothing proves that it was not."""
+    def measured(
+        cls, identity: dict[str, Any], cleanup: dict[str, Any], facts: dict[str, Any], arms: list[str]
+    ) -> Instance:
+        """From the content of identity.json, cleanup.json and the facts of its log.
+
+        A server that lived and whose identity was not measured at the end counts as changed: nothing proves that it was
+        not.
+        """
         changed = identity["changed"]
         lived = identity["startup"]["ready"] and identity["died"] is None
         unproven = ["identity at the end (not measured)"] if lived else []
@@ -307,6 +357,12 @@ class Instance(Strict):
                 "changed": unproven if changed is None else changed,
                 "cleanup": cleanup,
                 "identity": {"start": identity["start"], "end": identity["end"]},
+                "devices": identity["devices"],
+                "facts": {
+                    "statements": facts["statements"],
+                    "unmatched": len(facts["unmatched"]),
+                    "refused": facts["refused"],
+                },
             }
         )
 
