@@ -137,4 +137,4 @@ def test_other_peoples_containers_are_listed_with_their_devices_and_ours_are_not
         assert (tenant.container, tenant.name, tenant.devices) == (theirs.id, theirs.name, ["/dev/null"])
         assert tenant.gpus == [] and not tenant.privileged and not alive(tenant.pid)
 
-    run(replace(launch), tmp_path, body)
+    run(launch, tmp_path, body)

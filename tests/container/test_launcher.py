@@ -21,10 +21,11 @@ from assay.engines.server import FailureKind, free_port, listeners
 HOST = "127.0.0.1"
 
 
-def generate(server):
-    """One more generation; None when the server broke off."""
+def generate(port):
+    """Status of one more generation; None when the server broke off."""
     try:
-        return httpx.post(f"{server.base_url}/v1/chat/completions", json={"messages": []}, trust_env=False).status_code
+        url = f"http://{HOST}:{port}/v1/chat/completions"
+        return httpx.post(url, json={"messages": []}, trust_env=False).status_code
     except httpx.TransportError:
         return None
 
@@ -82,7 +83,7 @@ def test_out_of_memory_while_serving_is_told_as_such(with_flags, tmp_path):
     deaths = []
 
     def body(server):
-        assert generate(server) is None
+        assert generate(server.port) is None
         assert wait_until(lambda: server.death() is not None)
         deaths.append(server.death())
 
@@ -96,7 +97,7 @@ def test_a_server_that_dies_at_work_is_told_with_its_code_and_is_not_out_of_memo
     deaths = []
 
     def body(server):
-        assert generate(server) is None
+        assert generate(server.port) is None
         assert wait_until(lambda: server.death() is not None)
         deaths.append(server.death())
 
@@ -161,12 +162,7 @@ def test_a_port_that_a_process_never_gives_up_is_told(launch, tmp_path, stranger
     failure, stops = failure_of(replace(launch, host_network=host_network), tmp_path, pick_port=lambda host: stranger)
     assert failure.kind == FailureKind.PORT_TAKEN and len(stops) == 3
     assert f"port {stranger} is held by a process that is not the server's" in str(failure)
-    assert generate_at(stranger) == 200  # the stranger is well
-
-
-def generate_at(port):
-    url = f"http://{HOST}:{port}/v1/chat/completions"
-    return httpx.post(url, json={"messages": []}, trust_env=False).status_code
+    assert generate(stranger) == 200  # the stranger is well
 
 
 def test_a_port_that_another_container_holds_is_told(launch, tmp_path):
@@ -209,7 +205,7 @@ def test_two_containers_at_once_share_nothing(launch, tmp_path):
             assert first.port != second.port and not first.tree() & second.tree()
 
         run(launch, tmp_path / "second", inner)
-        assert first.death() is None and generate(first) == 200
+        assert first.death() is None and generate(first.port) == 200
 
     run(launch, tmp_path, body)
 

@@ -5,7 +5,7 @@ import pytest
 
 from assay.engines.container import ContainerLaunch, Mount, check_paths, host_path
 from assay.engines.images import no_digest, reference
-from assay.engines.server import FailureKind, StartFailure
+from assay.engines.server import StartFailure
 from assay.engines.tenants import abandoned, owner
 from assay.errors import ConfigError
 
@@ -115,8 +115,3 @@ def test_a_process_that_ended_or_never_was_has_no_owner_label():
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it is a zombie now
     assert owner(child) is None
     os.waitpid(child, 0)
-
-
-def test_failures_of_images_are_start_failures():
-    failure = StartFailure(FailureKind.IMAGE_MISSING, "no such image")
-    assert (str(failure), failure.seconds, failure.exit_code, failure.log_tail) == ("no such image", 0.0, None, "")

@@ -73,7 +73,7 @@ def process_launch(launch: ContainerLaunch, base: Mapping[str, str]) -> ProcessL
 
 
 class ApptainerServer(ProcessServer):
-    """A server under Apptainer."""
+    """A server under Apptainer. `pid` is Apptainer's first process: arguments and variables are those we gave it."""
 
     def __init__(self, launch: ContainerLaunch, port: int, log_path: Path) -> None:
         self._container_launch = launch
