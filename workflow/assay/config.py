@@ -389,9 +389,18 @@ class Process(Strict):
         return self
 
 
+class Bind(Strict):
+    """A file or folder of the machine that a container sees."""
+
+    source: str = Field(description="On the machine; may use environment variables")
+    target: str = Field(pattern="^/", description="In the container")
+    read_only: bool = True
+
+
 class Container(Strict):
     """Launcher: a container."""
 
+    mounts: list[Bind] = Field(default=[], description="Besides the weights and the caches, which every server gets")
     shm_gib: float | None = Field(default=None, gt=0, description="Size of /dev/shm; null: the engine's default")
     ulimits: dict[Literal["memlock", "nofile", "stack"], int] = Field(default={}, description="-1: unlimited")
     ipc_host: bool = Field(default=False, description="Share the machine's IPC namespace")

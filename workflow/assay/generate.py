@@ -21,7 +21,7 @@ from assay.config import ClientSpec, MstarSpec, parse
 from assay.devices.hold import Held, hold
 from assay.engines.identity import Identity, changed, measure
 from assay.engines.instance import State, cache_states, instance_folder, make_cache_folders
-from assay.engines.launch import launch
+from assay.engines.launch import clear_up, launch
 from assay.engines.plan import effective_options
 from assay.engines.server import (
     NOT_STARTED,
@@ -138,6 +138,7 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
     passes = [(f"served_{instance}_{item['name']}", item["concurrency"]) for item in plan["instances"][instance]]
     make_cache_folders(plan)
     try:
+        clear_up(plan)
         with (
             hold(plan, base, outputs.devices) as run.held,
             instance_folder(plan) as folder,

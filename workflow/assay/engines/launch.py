@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from assay.devices.hold import Held
 from assay.devices.masks import without_masks
 from assay.devices.model import Vendor
+from assay.engines import images, tenants
 from assay.engines.container import ContainerLaunch, Mount
 from assay.engines.plan import fill_instance, server_environment
 from assay.engines.process import ProcessLaunch
-from assay.engines.server import Launch, free_port
+from assay.engines.server import FailureKind, Launch, free_port
 
 
 def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path, held: Held) -> Launch:
@@ -55,9 +57,7 @@ def _in_container(plan: Mapping[str, Any], argv: list[str], env: dict[str, str],
         digest=spec["digest"],
         tag=spec["tag"],
         container_port=spec["container_port"],
-        mounts=tuple(
-            Mount(str(Path(item["source"]).resolve()), item["target"], item["read_only"]) for item in spec["mounts"]
-        ),
+        mounts=(*map(_mount, spec["mounts"]), *_links(Path(plan["model"]["directory"]).resolve())),
         devices=tuple(spec["devices"]),
         gpus=given,
         shm_bytes=spec["shm_bytes"],
@@ -71,3 +71,37 @@ def _in_container(plan: Mapping[str, Any], argv: list[str], env: dict[str, str],
         memory_bytes=spec["memory_bytes"],
         pids_limit=spec["pids_limit"],
     )
+
+
+def clear_up(plan: Mapping[str, Any]) -> None:
+    """Remove containers that killed runs of ours left: one that lives holds its devices, which are leased next.
+
+    Raises:
+        StartFailure: there is no engine to ask.
+    """
+    if plan["gpus"] and plan["container"] is not None and plan["container"]["runtime"] == "docker":
+        engine = images.connect()
+        try:
+            with images.engine_told(
+                FailureKind.ENGINE_UNREACHABLE, "the container engine does not list its containers"
+            ):
+                tenants.heal(engine)
+        finally:
+            engine.close()
+
+
+def _mount(item: Mapping[str, Any]) -> Mount:
+    return Mount(str(Path(item["source"]).resolve()), item["target"], item["read_only"])
+
+
+def _links(weights: Path) -> list[Mount]:
+    """Mounts under which links among the weights lead where they lead here: a site's own files are linked."""
+    folders = {folder for path in weights.rglob("*") for folder in _folders_behind(path)}
+    return [Mount(str(folder), str(folder)) for folder in sorted(folders)]
+
+
+def _folders_behind(path: Path) -> Iterator[Path]:
+    """Folders in which a link, and the links that it leads to, look for what they mean."""
+    while path.is_symlink():
+        path = Path(os.path.normpath(path.parent / path.readlink()))
+        yield path.parent

@@ -20,6 +20,7 @@ from assay.config import (
     TREE,
     Arm,
     ArmDevice,
+    Bind,
     Config,
     DeviceKind,
     HuggingFaceSource,
@@ -431,6 +432,7 @@ def _in_container(chosen: _Chosen) -> _Launch:
                 "mounts": [
                     {"source": model["directory"], "target": weights, "read_only": True},
                     *({"source": caches[cache], "target": inside[cache], "read_only": False} for cache in caches),
+                    *(_bind(item, chosen.resolved.served[0].arm) for item in spec.mounts),
                 ],
                 "devices": list(access.devices),
                 "shm_bytes": _bytes(spec.shm_gib),
@@ -458,6 +460,11 @@ def _in_container(chosen: _Chosen) -> _Launch:
         },
         caches=inside,
     )
+
+
+def _bind(item: Bind, arm: str) -> dict[str, Any]:
+    where = f"config/arms/{arm}.yaml: container.mounts: {item.target}"
+    return item.model_dump(mode="json") | {"source": _expanded(item.source, where)}
 
 
 def _device_options(chosen: _Chosen) -> dict[str, Any] | None:
