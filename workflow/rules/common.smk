@@ -118,9 +118,8 @@ def source_pin(wildcards):
 
 
 def origins(wildcards):
-    """Manifest of the source that a converted source is made from."""
-    origin = source_pin(wildcards).get("origin")
-    return manifest(origin) if origin else []
+    """Manifests of the sources that a converted source is made from."""
+    return [manifest(name) for name in source_pin(wildcards).get("origins", [])]
 
 
 def judge_manifest(wildcards):
