@@ -108,9 +108,8 @@ def recipe(wildcards):
 
 
 def recipe_sources(wildcards):
-    """Manifests of the sources that a sample set is picked from."""
-    recipe = for_people(read_recipe, wildcards.set)
-    return [manifest(name) for name in sorted({*recipe.sources, recipe.tokenizer})]
+    """Manifests of the sources that a sample set is built from."""
+    return [manifest(name) for name in for_people(read_recipe, wildcards.set).inputs]
 
 
 def source_pin(wildcards):

@@ -224,8 +224,7 @@ def whisper_tokenizer(directory: Path) -> Any:
     end = vocabulary.index("<|endoftext|>")
     wanted = [token for token in vocabulary[_BYTES:end] if token]
     if ["".join(pair) for pair in merges] == wanted[1:]:
-        first_byte, second_byte = wanted[0]
-        merges.insert(0, (first_byte, second_byte))
+        merges.insert(0, (wanted[0][0], wanted[0][1]))
     if ["".join(pair) for pair in merges] != wanted:
         raise SourceError(f"{directory}: tokenizer.json has not the merges that make the vocabulary")
     first = vocabulary.index("<|0.00|>")
