@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from speech_sources import make_recordings, tune
 
-from assay.errors import SampleError
+from assay.errors import ConfigError, SampleError
 from assay.samples.recordings import RATE, Recording, all_recordings, decode
 
 NAMES = ("asterisk_sounds", "asterisk_sounds_text", "pocketsphinx_testdata")
@@ -80,7 +80,7 @@ def test_a_source_that_is_missing_is_named(name: str, resources: Path, tmp_path:
     shutil.rmtree(tmp_path / "copy" / name)
     with pytest.raises(SampleError, match=rf"{name}.* does not exist; fetch"):
         read(tmp_path / "copy")
-    with pytest.raises(SampleError, match=f"`sources` lack {name}"):
+    with pytest.raises(ConfigError, match=f"unknown source of the recipe '{name}'"):
         all_recordings({other: resources / other for other in NAMES if other != name})
 
 

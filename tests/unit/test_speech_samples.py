@@ -129,6 +129,7 @@ def played(row: dict[str, Any]) -> tuple[float, int, int]:
         ("Monday", "names"),
         ("you may dial it now", "plain"),
         ("May", "names"),
+        ("Waldo's premier provider", "names"),
         ("z", None),
         ("A.", None),
         ("Thank you.", None),
@@ -342,6 +343,14 @@ def test_a_part_that_asks_for_too_much_is_refused(resources: Path, tmp_path: Pat
     )
     with pytest.raises(SampleError, match="part 'word' wants 99 items, can make 2"):
         write_lock("clips", tmp_path, resources)
+
+
+def test_a_recipe_that_does_not_name_a_source_it_needs_is_refused(resources: Path, tmp_path: Path) -> None:
+    for name, recipe, missing in (("clips", ASR, "pocketsphinx_testdata"), ("texts", TTS, "lm_eval")):
+        sources = [source for source in recipe["sources"] if source != missing]  # type: ignore[attr-defined]
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**recipe, "sources": sources}))
+        with pytest.raises(ConfigError, match=f"unknown source of the recipe '{missing}'"):
+            write_lock(name, tmp_path, resources)
 
 
 # --- the committed sets -------------------------------------------------------------------------------------------

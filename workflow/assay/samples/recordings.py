@@ -13,6 +13,7 @@ import av
 import numpy as np
 
 from assay.canonical import sha256_file
+from assay.config import lookup
 from assay.errors import SampleError
 
 RATE = 16_000  # of every recording [Hz]
@@ -65,11 +66,9 @@ def recordings(prompts: Path, texts: Path, readings: Path) -> tuple[Recording, .
 
 
 def all_recordings(sources: Mapping[str, Path]) -> tuple[Recording, ...]:
-    """`recordings` of a recipe's sources."""
+    """`recordings` of a recipe's sources. Raises ConfigError where it does not name them."""
     names = ("asterisk_sounds", "asterisk_sounds_text", "pocketsphinx_testdata")
-    if missing := [name for name in names if name not in sources]:
-        raise SampleError(f"the recipe's `sources` lack {missing[0]}, which recordings are read from")
-    return recordings(*(sources[name] for name in names))
+    return recordings(*(lookup(sources, name, "source of the recipe") for name in names))
 
 
 def _prompts(directory: Path, texts: Path) -> Iterator[Recording]:

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from assay.canonical import sha256_text
+from assay.config import lookup
 from assay.samples.corpora import problems, questions
 from assay.samples.ranking import Candidate, number, rank
 from assay.samples.recipe import AnyClipPart, ClipPart, LongClipPart, NonSpeechPart, ResampledPart, SayPart
@@ -35,27 +37,15 @@ _NUMBER = re.compile(
     )\b""",
     re.IGNORECASE | re.VERBOSE,
 )
-_ALPHABET = [
-    "alpha",
-    "bravo",
-    "charlie",
-    "delta",
-    "echo",
-    "foxtrot",
-    "golf",
-    "hotel",
-    "india",
-    "juliet",
-    "kilo",
-    "lima",
-]
-_ALPHABET += ["mike", "november", "oscar", "papa", "quebec", "romeo", "sierra", "tango", "uniform", "victor", "whiskey"]
-_ALPHABET += ["yankee", "zulu"]
-_PEOPLE = ["charlie", "juliet", "mike", "oscar", "romeo", "victor", "dashwood", "waldo's"]
-_PLACES = ["india", "lima", "quebec", "asterisk", "digium", "comedian", "bluetooth"]
-_DATES = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November"]
-_DATES += ["December", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-_NAME = re.compile(rf"(?i:\b(?:{'|'.join(_PEOPLE + _PLACES)})\b)|\b(?:{'|'.join(_DATES)})\b")
+_ALPHABET = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliet", "kilo"]
+_ALPHABET += ["lima", "mike", "november", "oscar", "papa", "quebec", "romeo", "sierra", "tango", "uniform", "victor"]
+_ALPHABET += ["whiskey", "yankee", "zulu"]
+_NAMES = "charlie juliet mike oscar romeo victor dashwood waldo india lima quebec asterisk digium comedian bluetooth"
+_DATES = (
+    "January February March April May June July August September October November December "
+    "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"
+)
+_NAME = re.compile(rf"\b(?:(?i:{_NAMES.replace(' ', '|')})|{_DATES.replace(' ', '|')})\b")
 
 
 def kind_of(text: str) -> str | None:
@@ -105,7 +95,10 @@ def clips(part: ClipPart, sources: Sources, seed: int) -> Iterator[Candidate]:
 
 
 def long_clips(part: LongClipPart, sources: Sources, seed: int) -> Iterator[Candidate]:
-    """Recordings longer than a window, and shorter ones joined so that each window ends while somebody speaks."""
+    """Recordings longer than a window, and shorter ones joined so that each window ends while somebody speaks.
+
+    Shorter ones are joined in the order of their ranks, so a recording added changes only the clips it falls into.
+    """
     for recording in all_recordings(sources):
         if recording.text and recording.seconds > WINDOW:
             yield _transcription(
@@ -222,24 +215,10 @@ _LEANING = re.compile(
     re.IGNORECASE,
 )  # on an exam's options, or cut at an abbreviation
 _CREED = re.compile(r"\b(?:God|church|priesthood|faith|adultery)\b")  # nothing to greet an engineer with
-_SUBJECTS = {
-    "astronomy",
-    "business_ethics",
-    "computer_security",
-    "global_facts",
-    "high_school_geography",
-    "high_school_government_and_politics",
-    "high_school_macroeconomics",
-    "high_school_microeconomics",
-    "international_law",
-    "management",
-    "marketing",
-    "miscellaneous",
-    "nutrition",
-    "prehistory",
-    "public_relations",
-    "us_foreign_policy",
-}
+_SUBJECTS = {"astronomy", "business_ethics", "computer_security", "global_facts", "high_school_geography", "management"}
+_SUBJECTS |= {"high_school_government_and_politics", "high_school_macroeconomics", "high_school_microeconomics"}
+_SUBJECTS |= {"international_law", "marketing", "miscellaneous", "nutrition", "prehistory", "public_relations"}
+_SUBJECTS |= {"us_foreign_policy"}
 _SHORT_WORDS, _LONG_WORDS, _LONG_PROMPT = (6, 25), (70, 130), 45
 
 
@@ -262,6 +241,10 @@ def tts(part: SayPart, sources: Sources, seed: int) -> Iterator[Candidate]:
 Texts = Iterator[tuple[str, str, list[str]]]  # stratum, source, texts
 
 
+def _lm_eval(sources: Sources) -> Path:
+    return lookup(sources, "lm_eval", "source of the recipe")
+
+
 def _prompt_texts(sources: Sources, kind: str) -> list[str]:
     """What the recordings of a kind say, where it stands alone."""
     return [it.text for it in _short(sources, kind) if "..." not in it.text and it.speaker == "prompts"]
@@ -270,7 +253,7 @@ def _prompt_texts(sources: Sources, kind: str) -> list[str]:
 def _prose(sources: Sources, wanted: Callable[[str], bool]) -> list[str]:
     """Sentences of everyday subjects, of a length to speak, of letters and marks only, that stand alone."""
     low, high = _SHORT_WORDS
-    asked = [item for item in questions(sources["lm_eval"]) if item.subject in _SUBJECTS]
+    asked = [item for item in questions(_lm_eval(sources)) if item.subject in _SUBJECTS]
     found = (piece for item in asked for text in (item.stem, item.answer) for piece in _sentences(text))
     spoken = (it for it in found if low <= len(it.split()) <= high and _LETTERS.fullmatch(it))
     return [it for it in spoken if wanted(it) and not _LEANING.search(it)]
@@ -295,7 +278,7 @@ def _plain(sources: Sources, seed: int) -> Texts:
 def _digits(sources: Sources, seed: int) -> Texts:
     prompts = [it for it in _prompt_texts(sources, "digits") if len(it.split()) > 2]
     yield "prompt", "asterisk_sounds_text:digits", prompts
-    yield "problem", "lm_eval:gsm8k", [it for it in problems(sources["lm_eval"]) if re.search(r"\d", it)]
+    yield "problem", "lm_eval:gsm8k", [it for it in problems(_lm_eval(sources)) if re.search(r"\d", it)]
 
 
 def _names(sources: Sources, seed: int) -> Texts:
@@ -323,12 +306,12 @@ def _long(sources: Sources, seed: int) -> Texts:
     """Long prompts, and whole sentences of historical texts."""
     prompts = [it.text for it in all_recordings(sources) if len(it.text.split()) >= _LONG_PROMPT]
     yield "prompt", "asterisk_sounds_text:long", prompts
-    passages = [item.passage for item in questions(sources["lm_eval"]) if item.passage]
+    passages = [item.passage for item in questions(_lm_eval(sources)) if item.passage]
     yield "passage", "lm_eval:mmlu", [text for passage in passages for text in _paragraphs(passage)]
 
 
 def _paragraphs(passage: str) -> Iterator[str]:
-    """A passage cut between sentences into texts that are long enough; those that become too long are left out."""
+    """The whole sentences of a passage in texts that are long enough; those that become too long are left out."""
     low, high = _LONG_WORDS
     text = ""
     for sentence in _sentences(passage):
