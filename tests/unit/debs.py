@@ -22,6 +22,7 @@ def make_deb(folder: Path, version: str = "1.0-1", files: dict[str, bytes] = FIL
     control = f"Package: tiny\nVersion: {version}\nArchitecture: all\nMaintainer: nobody\nDescription: a tiny package\n"
     members = {
         "debian-binary": b"2.0\n",
+        "_note": b"odd",  # deb(5) lets others add such a member; one of odd length is padded
         "control.tar.xz": _tar({"./control": control.encode()}),
         "data.tar.xz": _tar(files),
     }
