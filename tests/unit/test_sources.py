@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -381,15 +381,15 @@ def test_a_converted_source_needs_its_origin_and_its_hash(tmp_path: Path, monkey
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.txt").write_text("abc")
 
-    def convert(origin: Path, directory: Path) -> None:
-        (directory / "b.txt").write_text((origin / "a.txt").read_text().upper())
+    def convert(origins: Sequence[Path], directory: Path) -> None:
+        (directory / "b.txt").write_text("".join((origin / "a.txt").read_text() for origin in origins).upper())
 
     monkeypatch.setitem(CONVERTERS, "upper", convert)
     good = hashlib.sha256(b"ABC").hexdigest()
 
     def source(sha256: str = good) -> ConvertedSource:
         return ConvertedSource(
-            kind="converted", origin="raw", converter="upper", sha256={"b.txt": sha256}, licence="MIT"
+            kind="converted", origins=["raw"], converter="upper", sha256={"b.txt": sha256}, licence="MIT"
         )
 
     fetch("it", source(), tmp_path / "it", {"raw": tmp_path / "raw"})

@@ -20,6 +20,11 @@ def sha256_json(value: Any) -> str:
     return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
 
 
+def sha256_bytes(content: bytes) -> str:
+    """SHA-256 (hex) of bytes."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def sha256_text(text: str) -> str:
     """SHA-256 (hex) of the UTF-8 bytes of `text`."""
     return hashlib.sha256(text.encode()).hexdigest()

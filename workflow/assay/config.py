@@ -102,6 +102,17 @@ class PypiSource(Strict):
     licence: str = Field(description="SPDX identifier of the content, with a note where it needs one")
 
 
+class AptSource(Strict):
+    """A Debian package of no architecture, by name, version and hash; unpacked, never installed."""
+
+    kind: Literal["apt"]
+    package: str = Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$", description="Package name")
+    version: str = Field(pattern=r"^[0-9][0-9A-Za-z.+:~-]*$", description="Exact version")
+    sha256: Sha256 = Field(description="SHA-256 of the .deb file")
+    files: list[str] = Field(min_length=1, description="Files (glob patterns, without a leading ./) to keep")
+    licence: str = Field(description="SPDX identifier of the content, with a note where it needs one")
+
+
 class UrlSource(Strict):
     """One file from a URL."""
 
@@ -149,17 +160,17 @@ class SeededSource(Strict):
 
 
 class ConvertedSource(Strict):
-    """Files made from another source by one of our converters, reproducibly."""
+    """Files made from other sources by one of our converters, reproducibly."""
 
     kind: Literal["converted"]
-    origin: Name = Field(description="The source converted")
+    origins: list[Name] = Field(min_length=1, description="The sources converted, in order")
     converter: str = Field(description="Name of a converter in assay.sources.converters")
     sha256: dict[str, Sha256] = Field(min_length=1, description="Output file -> SHA-256")
     licence: str
 
 
 Source = Annotated[
-    PypiSource | UrlSource | HuggingFaceSource | LocalSource | SeededSource | ConvertedSource,
+    PypiSource | AptSource | UrlSource | HuggingFaceSource | LocalSource | SeededSource | ConvertedSource,
     Field(discriminator="kind"),
 ]
 
@@ -979,7 +990,8 @@ def _check_references(config: Config, folder: Path) -> None:
             _refer(config.sources, source, "source", f"{folder}/families/{name}.yaml: model.weights")
     for name, pin in config.sources.items():
         if isinstance(pin, ConvertedSource):
-            _refer(config.sources, pin.origin, "source", f"{folder}/sources.yaml: {name}: origin")
+            for origin in pin.origins:
+                _refer(config.sources, origin, "source", f"{folder}/sources.yaml: {name}: origins")
 
 
 def _check_site(config: Config, folder: Path) -> None:

@@ -7,6 +7,7 @@ only its own judged table (text: `TOKENS`).
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 
 import pyarrow as pa
@@ -71,20 +72,35 @@ _dictionary = pa.dictionary(pa.int32(), pa.string())
 _ids = pa.list_(pa.int32())
 _logprobs = pa.list_(pa.float32())
 
+# A media file as Hugging Face `datasets` stores and plays it
+# (https://huggingface.co/docs/datasets/about_dataset_features): the file's own bytes, and a name for its format.
+MEDIA = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def media_features(**columns: str) -> dict[bytes, bytes]:
+    """Schema metadata that tells `datasets` which columns of type `MEDIA` hold what: column -> "Audio" or "Image"."""
+    features = {column: {"_type": feature} for column, feature in columns.items()}
+    return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+
+
 ITEMS = pa.schema(
     [
         pa.field("item_id", pa.string(), nullable=False),
         pa.field("set_id", _dictionary, nullable=False),
         pa.field("modality", _dictionary, nullable=False),
-        pa.field("kind", _dictionary, nullable=False),  # chat | completion | needle
+        pa.field("kind", _dictionary, nullable=False),  # chat | completion | needle | transcription | speech
         pa.field("tags", pa.list_(pa.string()), nullable=False),
-        # Canonical JSON (RFC 8785): {"messages": [...]} or {"prompt": "..."}, plus max_tokens, temperature, top_p, seed
+        # Canonical JSON (RFC 8785): {"messages": [...]} or {"prompt": "..."}, and max_tokens, temperature, top_p, seed.
+        # A transcription's is {"file", "language", "temperature"}, where the file is `audio`; speech's is {"input"}.
         pa.field("request", pa.large_string(), nullable=False),
-        pa.field("expected", pa.string()),  # exact answer (needles), else null
-        pa.field("prompt_tokens_ref", pa.int32(), nullable=False),  # by the set's sizing tokenizer, template included
+        # Exact answer (needles), or what is said in the audio sent or asked for ("": nothing is said), else null
+        pa.field("expected", pa.string()),
+        pa.field("prompt_tokens_ref", pa.int32()),  # by the set's sizing tokenizer, template included; text only
         pa.field("prompt_sha256", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),  # source id and key of the text the item was made from
-    ]
+        pa.field("source", pa.string(), nullable=False),  # source id and key of what the item was made from
+        pa.field("audio", MEDIA),  # the file to send, or null
+    ],
+    metadata=media_features(audio="Audio"),
 )
 
 RESPONSES = pa.schema(

@@ -107,7 +107,9 @@ class TableWriter:
 @contextmanager
 def table_writer(path: str | Path, name: str, provenance: dict[str, Any]) -> Iterator[TableWriter]:
     """Open `path` for writing tables of schema `name`; the file appears only when the block ends well."""
-    schema = SCHEMAS[name].with_metadata({METADATA_KEY: json.dumps({"table": name, **provenance}).encode()})
+    schema = SCHEMAS[name]
+    record = {METADATA_KEY: json.dumps({"table": name, **provenance}).encode()}
+    schema = schema.with_metadata({**(schema.metadata or {}), **record})
     with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         yield TableWriter(writer, schema)
 

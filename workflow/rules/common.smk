@@ -120,9 +120,8 @@ def recipe(wildcards):
 
 
 def recipe_sources(wildcards):
-    """Manifests of the sources that a sample set is picked from."""
-    recipe = for_people(read_recipe, wildcards.set)
-    return [manifest(name) for name in sorted({*recipe.sources, recipe.tokenizer})]
+    """Manifests of the sources that a sample set is built from."""
+    return [manifest(name) for name in for_people(read_recipe, wildcards.set).inputs]
 
 
 def source_pin(wildcards):
@@ -130,9 +129,8 @@ def source_pin(wildcards):
 
 
 def origins(wildcards):
-    """Manifest of the source that a converted source is made from."""
-    origin = source_pin(wildcards).get("origin")
-    return manifest(origin) if origin else []
+    """Manifests of the sources that a converted source is made from."""
+    return [manifest(name) for name in source_pin(wildcards).get("origins", [])]
 
 
 def judge_manifest(wildcards):

@@ -7,14 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from assay.canonical import canonical_json, sha256_json, sha256_lines
+from assay.canonical import canonical_json, sha256_bytes, sha256_json, sha256_lines
 from assay.errors import SampleError
-from assay.samples.lock import Lock, Row, compare_items, lock_path, read_lock
+from assay.samples import speech, text
+from assay.samples.lock import Lock, Row, compare_items, item_sha256, lock_path, read_lock
 from assay.samples.needles import needle
 from assay.samples.ranking import Candidate, number, pick
-from assay.samples.recipe import AnyPart, NeedlePart, Recipe, read_recipe
+from assay.samples.recipe import AnyPart, AsrRecipe, NeedlePart, Recipe, TextPart, TextRecipe, TtsRecipe, read_recipe
 from assay.samples.sizing import Sizer
-from assay.samples.text import BUILDERS, Sources
+from assay.samples.text import Sources
 from assay.sources import read_manifest
 from assay.store import table_from_rows, write_json, write_table
 
@@ -49,56 +50,87 @@ def build_set(
 
 def _lock(name: str, recipe: Recipe, resources: Path) -> tuple[Lock, list[Row]]:
     rows = build_items(name, recipe, resources)
-    items = {row["item_id"]: sha256_json(row) for row in rows}
-    tokenizer = read_manifest(resources / recipe.tokenizer).files["tokenizer.json"].sha256
+    items = {row["item_id"]: item_sha256(row) for row in rows}
     lock = Lock(
         set=name,
         recipe_sha256=sha256_json(recipe.model_dump(mode="json")),
         sources={source: read_manifest(resources / source).pin for source in recipe.sources},
-        tokenizer={"source": recipe.tokenizer, "sha256": tokenizer},
+        tokenizer=_tokenizer(recipe, resources),
         items=items,
         set_sha256=sha256_lines(items.values()),
     )
     return lock, rows
 
 
+def _tokenizer(recipe: Recipe, resources: Path) -> dict[str, str]:
+    if not isinstance(recipe, TextRecipe):
+        return {}
+    files = read_manifest(resources / recipe.tokenizer).files
+    return {"source": recipe.tokenizer, "sha256": files["tokenizer.json"].sha256}
+
+
 def build_items(name: str, recipe: Recipe, resources: Path) -> list[Row]:
     """The rows (schema `items`) that a recipe makes of the sources under `resources`, sorted by item id."""
     sources = {source: resources / source for source in recipe.sources}
-    sizer = Sizer(resources / recipe.tokenizer)
-    rows = [row for part in recipe.parts for row in _part_rows(name, recipe, part, sources, sizer)]
+    if isinstance(recipe, TextRecipe):
+        rows = _text_rows(name, recipe, sources, Sizer(resources / recipe.tokenizer))
+    else:
+        rows = _speech_rows(name, recipe, sources)
     return sorted(rows, key=lambda row: row["item_id"])
 
 
-def _part_rows(name: str, recipe: Recipe, part: AnyPart, sources: Sources, sizer: Sizer) -> Iterator[Row]:
-    if isinstance(part, NeedlePart):
-        picked = list(needle(part, sources, sizer))
-    else:
-        picked = pick(BUILDERS[part.kind](part, sources, sizer), part.count, recipe.seed, part.name)
+def _text_rows(name: str, recipe: TextRecipe, sources: Sources, sizer: Sizer) -> Iterator[Row]:
+    for part in recipe.parts:
+        if isinstance(part, NeedlePart):
+            picked = list(needle(part, sources, sizer))
+        else:
+            picked = pick(text.BUILDERS[part.kind](part, sources, sizer), part.count, recipe.seed, part.name)
+        for candidate in _enough(name, part, picked):
+            request = {**candidate.request, **_sampling(recipe.seed, part, candidate)}
+            tokens = sizer.count(candidate.request)
+            yield _row(name, recipe, part, candidate, request) | {"prompt_tokens_ref": tokens}
+
+
+def _speech_rows(name: str, recipe: AsrRecipe | TtsRecipe, sources: Sources) -> Iterator[Row]:
+    for part in recipe.parts:
+        candidates = speech.BUILDERS[recipe.modality](part, sources, recipe.seed)
+        for candidate in _enough(name, part, pick(candidates, part.count, recipe.seed, part.name)):
+            row = _row(name, recipe, part, candidate, candidate.request)
+            if candidate.audio is not None:
+                content = candidate.audio()
+                prompt = {**candidate.request, "file": sha256_bytes(content)}
+                row["audio"] = {"bytes": content, "path": candidate.request["file"]}
+                row["prompt_sha256"] = sha256_json(prompt)
+            yield row
+
+
+def _enough(name: str, part: AnyPart, picked: list[Candidate]) -> list[Candidate]:
     if len(picked) < part.count:
         raise SampleError(f"sample set '{name}': part '{part.name}' wants {part.count} items, can make {len(picked)}")
-    for candidate in picked:
-        yield _row(name, recipe, part, candidate, sizer)
+    return picked
 
 
-def _row(name: str, recipe: Recipe, part: AnyPart, candidate: Candidate, sizer: Sizer) -> Row:
-    item_id = f"{part.name}-{candidate.key}"
-    request = {**candidate.request, "max_tokens": part.max_tokens, "temperature": part.temperature}
-    if part.temperature > 0:
-        request["top_p"] = 1.0 if part.top_p is None else part.top_p
-        request["seed"] = number(recipe.seed, part.name, f"{candidate.key} seed", 2**31)
+def _row(name: str, recipe: Recipe, part: AnyPart, candidate: Candidate, request: dict[str, Any]) -> Row:
     return {
-        "item_id": item_id,
+        "item_id": f"{part.name}-{candidate.key}",
         "set_id": name,
         "modality": recipe.modality,
         "kind": candidate.kind,
         "tags": [part.name, *candidate.tags],
         "request": canonical_json(request),
         "expected": candidate.expected,
-        "prompt_tokens_ref": sizer.count(candidate.request),
+        "prompt_tokens_ref": None,
         "prompt_sha256": sha256_json(candidate.request),
         "source": candidate.source,
     }
+
+
+def _sampling(seed: int, part: TextPart, candidate: Candidate) -> dict[str, Any]:
+    sampling: dict[str, Any] = {"max_tokens": part.max_tokens, "temperature": part.temperature}
+    if part.temperature > 0:
+        sampling["top_p"] = 1.0 if part.top_p is None else part.top_p
+        sampling["seed"] = number(seed, part.name, f"{candidate.key} seed", 2**31)
+    return sampling
 
 
 def _compare_inputs(name: str, lock: Lock, built: Lock) -> None:

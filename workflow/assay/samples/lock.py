@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.canonical import sha256_json
+from assay.canonical import sha256_bytes, sha256_json
 from assay.errors import SampleError
 from assay.store import read_json, read_rows
 
@@ -21,9 +21,17 @@ class Lock:
     set: str
     recipe_sha256: str  # of the recipe as resolved
     sources: dict[str, dict[str, Any]]  # source -> pin
-    tokenizer: dict[str, str]  # source, and sha256 of its tokenizer.json
-    items: dict[str, str]  # item id -> sha256 of the canonical row
+    tokenizer: dict[str, str]  # source, and sha256 of its tokenizer.json; empty where nothing is sized
+    items: dict[str, str]  # item id -> sha256 (`item_sha256`)
     set_sha256: str
+
+
+def item_sha256(row: Row) -> str:
+    """SHA-256 (hex) of an item: of its canonical JSON, in which audio stands by its name and the hash of its bytes."""
+    plain = {column: value for column, value in row.items() if column != "audio"}
+    if audio := row.get("audio"):
+        plain["audio"] = {"path": audio["path"], "sha256": sha256_bytes(audio["bytes"])}
+    return sha256_json(plain)
 
 
 def read_lock(name: str, folder: str | Path = "samplesets") -> Lock:
@@ -48,7 +56,7 @@ def verify_set(parquet: str | Path, lock: Lock) -> list[Row]:
         SampleError: an item is changed, missing or not in the lock; the first such is named.
     """
     rows = read_rows(parquet, "items")
-    compare_items(str(parquet), lock, {row["item_id"]: sha256_json(row) for row in rows})
+    compare_items(str(parquet), lock, {row["item_id"]: item_sha256(row) for row in rows})
     if len(rows) != len(lock.items):
         raise SampleError(f"{parquet} holds an item twice; remove it and run again to rebuild it")
     return rows
@@ -66,7 +74,7 @@ def lock_path(name: str, folder: str | Path) -> Path:
 
 
 def compare_items(what: str, lock: Lock, found: Mapping[str, str]) -> None:
-    """Compare items (id -> sha256 of the canonical row) with the lock; `what` names them in the message.
+    """Compare items (id -> `item_sha256`) with the lock; `what` names them in the message.
 
     Raises:
         SampleError: an item is changed, missing or not in the lock; the first such is named.

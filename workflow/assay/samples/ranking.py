@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,14 @@ class Candidate:
     """One possible item of a part."""
 
     key: str  # stable, unique within the part; becomes part of the item id
-    kind: str  # chat | completion | needle
-    request: dict[str, Any]  # {"messages": [...]} or {"prompt": "..."}
-    source: str  # source id and key of the text it was made from
+    kind: str  # chat | completion | needle | transcription | speech
+    request: dict[str, Any]  # {"messages": [...]}, {"prompt": "..."}, {"file": "...", ...} or {"input": "..."}
+    source: str  # source id and key of what it was made from
     stratum: str = ""  # strata take turns
     group: str = ""  # candidates of one group rank alike, so that they are picked together
     tags: tuple[str, ...] = ()
     expected: str | None = None
+    audio: Callable[[], bytes] | None = None  # makes the audio file; called only if picked
 
 
 def rank(seed: int, part: str, key: str) -> str:

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from assay.config import Name, Strict, lookup, parse, read_yaml
 from assay.errors import SampleError
 
+T = TypeVar("T", bound="Part")
+
 
 class Part(Strict):
-    """Items of one kind, with the sampling parameters they share."""
+    """Items of one kind."""
 
     name: Name
+
+
+class Counted(Part):
+    """A part that takes the lowest-ranked `count` of its candidates."""
+
+    count: int = Field(ge=1)
+
+
+class TextPart(Part):
+    """Text prompts, with the sampling parameters they share."""
+
     max_tokens: int = Field(ge=1)
     temperature: float = Field(default=0.0, ge=0, description="0 is greedy")
     top_p: float | None = Field(default=None, gt=0, le=1)
 
 
-class Picked(Part):
-    """A part that takes the lowest-ranked `count` of its candidates."""
-
-    count: int = Field(ge=1)
+class Picked(Counted, TextPart):
+    """Text prompts that are picked."""
 
 
 class ChatPart(Picked):
@@ -67,7 +78,7 @@ class LongPart(Picked):
     tokens: int = Field(ge=200, description="Largest prompt length, chat template included [tokens]")
 
 
-class NeedlePart(Part):
+class NeedlePart(TextPart):
     """A number hidden in a long text, one of the same form to distract, and a question for it: the whole grid."""
 
     kind: Literal["needle"]
@@ -81,28 +92,106 @@ class NeedlePart(Part):
         return len(self.lengths) * len(self.depths) * len(self.seeds)
 
 
-AnyPart = Annotated[
+AnyTextPart = Annotated[
     ChatPart | CodePart | MultilingualPart | EmojiPart | RaggedPart | LongPart | NeedlePart,
     Field(discriminator="kind"),
 ]
 
 
-class Recipe(Strict):
-    """How a sample set is made."""
+class ClipPart(Counted):
+    """Recordings of up to 30 s by what is said in them, in turn over the speakers."""
+
+    kind: Literal["plain", "word", "digits", "names"]
+
+
+class LongClipPart(Counted):
+    """Audio longer than the 30 s that Whisper hears at once: such recordings as there are, and shorter ones joined."""
+
+    kind: Literal["long"]
+    seconds: list[float] = Field(min_length=1, description="Joined recordings are at least so long, in turn [s]")
+
+
+class NonSpeechPart(Counted):
+    """Audio in which nobody speaks: recordings of it, and sounds made from the seed, in turn over the sounds."""
+
+    kind: Literal["nonspeech"]
+    sounds: list[Literal["recorded", "silence", "white", "pink", "hum", "music"]] = Field(min_length=1)
+    seconds: list[float] = Field(min_length=1, description="Lengths of the sounds that are made [s]")
+
+
+class ResampledPart(Counted):
+    """Plain recordings in other formats, in turn over the formats; all formats have the same recordings first."""
+
+    kind: Literal["resampled"]
+    formats: list[Annotated[str, Field(pattern=r"^[1-9]\d{3,5}x[12]$")]] = Field(
+        min_length=1, description="Sample rate [Hz] x channels"
+    )
+
+
+AnyClipPart = Annotated[ClipPart | LongClipPart | NonSpeechPart | ResampledPart, Field(discriminator="kind")]
+
+
+class SayPart(Counted):
+    """Texts to be spoken, by what is hard about them, in turn over the sources."""
+
+    kind: Literal["plain", "word", "digits", "names", "punctuation", "tail", "long"]
+
+
+AnyPart = AnyTextPart | AnyClipPart | SayPart
+
+
+def _named_once(parts: list[T]) -> list[T]:
+    names = [part.name for part in parts]
+    if len(set(names)) != len(names):
+        raise ValueError(f"a part is named twice: {names}")
+    return parts
+
+
+Parts = Annotated[list[T], Field(min_length=1), AfterValidator(_named_once)]
+
+
+class BaseRecipe(Strict):
+    """What every recipe says, besides its parts."""
 
     description: str
-    modality: Literal["text"]
     seed: int
-    tokenizer: Name = Field(description="Source whose tokenizer and chat template measure prompts")
-    sources: list[Name] = Field(min_length=1, description="Sources of the text")
-    parts: list[AnyPart] = Field(min_length=1)
+    sources: list[Name] = Field(min_length=1, description="Sources that items are made of")
 
-    @model_validator(mode="after")
-    def _parts_are_named_once(self) -> Recipe:
-        names = [part.name for part in self.parts]
-        if len(set(names)) != len(names):
-            raise ValueError(f"a part is named twice: {names}")
-        return self
+    @property
+    def inputs(self) -> list[str]:
+        """Every source that the set is built from."""
+        return sorted(self.sources)
+
+
+class TextRecipe(BaseRecipe):
+    """How a set of text prompts is made."""
+
+    modality: Literal["text"]
+    tokenizer: Name = Field(description="Source whose tokenizer and chat template measure prompts")
+    parts: Parts[AnyTextPart]
+
+    @property
+    def inputs(self) -> list[str]:
+        """Every source that the set is built from; the tokenizer is one."""
+        return sorted({*self.sources, self.tokenizer})
+
+
+class AsrRecipe(BaseRecipe):
+    """How a set of recordings to transcribe is made."""
+
+    modality: Literal["asr"]
+    parts: Parts[AnyClipPart]
+
+
+class TtsRecipe(BaseRecipe):
+    """How a set of texts to speak is made."""
+
+    modality: Literal["tts"]
+    parts: Parts[SayPart]
+
+
+Recipe = Annotated[TextRecipe | AsrRecipe | TtsRecipe, Field(discriminator="modality")]
+_RECIPES: dict[str, Any] = {"text": TextRecipe, "asr": AsrRecipe, "tts": TtsRecipe}
 
 
 class Subset(Strict):
@@ -132,7 +221,8 @@ def read_recipe(name: str, folder: str | Path = "samplesets") -> Recipe:
     path = Path(folder) / f"{name}.yaml"
     content = read_yaml(path)
     if not (isinstance(content, dict) and "subset_of" in content):
-        return parse(Recipe, content, str(path))
+        modality = content.get("modality") if isinstance(content, dict) else None
+        return parse(_RECIPES.get(str(modality), Recipe), content, str(path))  # messages then name the key alone
     subset: Subset = parse(Subset, content, str(path))
     return _take(subset, read_recipe(subset.subset_of, folder), str(path))
 
@@ -141,7 +231,7 @@ def _take(subset: Subset, parent: Recipe, where: str) -> Recipe:
     parts = {part.name: part for part in parent.parts}
     for name, count in subset.counts.items():
         part = lookup(parts, name, f"part in {where}")
-        if not isinstance(part, Picked) or not 1 <= count <= part.count:
+        if isinstance(part, NeedlePart) or not 1 <= count <= part.count:
             raise SampleError(f"{where}: counts.{name} is {count}; '{subset.subset_of}' can give 1 to {part.count}")
     taken = [
         part.model_copy(update={"count": subset.counts[part.name]})

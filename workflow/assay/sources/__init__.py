@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from assay.config import (
+    AptSource,
     ConvertedSource,
     HuggingFaceSource,
     LocalSource,
@@ -16,7 +17,7 @@ from assay.config import (
     lookup,
 )
 from assay.errors import SourceError
-from assay.sources import converters, huggingface, local, pypi, seeded, url
+from assay.sources import apt, converters, huggingface, local, pypi, seeded, url
 from assay.sources.manifest import (
     Manifest,
     SourceFile,
@@ -35,7 +36,7 @@ def fetch(name: str, source: Source, destination: str | Path, origins: Mapping[s
     """Make `destination` hold the files of `source` and their `manifest.json`; what stood there is replaced.
 
     Everything is built beside `destination` and moved into place at the end: an interrupted fetch leaves nothing.
-    `origins` maps the name of a fetched source to its directory, for sources made from another.
+    `origins` maps the name of a fetched source to its directory, for sources made from others.
 
     Raises:
         SourceError: the source cannot be had, its pin moves, or its content is not what the pin says.
@@ -51,6 +52,8 @@ def _fill(name: str, source: Source, directory: Path, origins: Mapping[str, Path
     match source:
         case PypiSource():
             pypi.fetch(name, source, directory)
+        case AptSource():
+            apt.fetch(name, source, directory)
         case UrlSource():
             url.fetch(name, source, directory)
         case HuggingFaceSource():
@@ -63,7 +66,8 @@ def _fill(name: str, source: Source, directory: Path, origins: Mapping[str, Path
             check_hashes(name, directory, source.sha256)
         case ConvertedSource():
             convert = lookup(converters.CONVERTERS, source.converter, "converter")
-            if source.origin not in origins:
-                raise SourceError(f"source '{name}' is made from '{source.origin}': fetch that one first")
-            convert(origins[source.origin], directory)
+            for origin in source.origins:
+                if origin not in origins:
+                    raise SourceError(f"source '{name}' is made from '{origin}': fetch that one first")
+            convert([origins[origin] for origin in source.origins], directory)
             check_hashes(name, directory, source.sha256)

@@ -1,27 +1,42 @@
-"""Sources made from another source, reproducibly."""
+"""Sources made from other sources, reproducibly."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.errors import SourceError
+from assay.sources.ctranslate2 import whisper_to_transformers
+from assay.sources.manifest import MANIFEST, only
 
-Converter = Callable[[Path, Path], None]  # (directory of the origin, directory to fill)
+Converter = Callable[[Sequence[Path], Path], None]  # (directories of the origins, directory to fill)
 
 
-def gguf_to_transformers(origin: Path, directory: Path) -> None:
-    """Write the one GGUF file under `origin` as a transformers model directory in float32.
+def join_parts(origins: Sequence[Path], directory: Path) -> None:
+    """Put the files of all origins into `directory`, without folders; parts of one file become that file.
+
+    Files that share a name, less an ending like `.part2`, are parts of one; the order of the origins is theirs.
+    """
+    for origin in origins:
+        for file in sorted(path for path in origin.rglob("*") if path.is_file() and path.name != MANIFEST):
+            with file.open("rb") as part, (directory / re.sub(r"\.part\d+$", "", file.name)).open("ab") as whole:
+                shutil.copyfileobj(part, whole)
+
+
+def gguf_to_transformers(origins: Sequence[Path], directory: Path) -> None:
+    """Write the one GGUF file in the one origin as a transformers model directory in float32.
 
     Raises:
-        SourceError: `origin` does not hold exactly one GGUF file, or its pre-tokenizer is one we cannot mend.
+        SourceError: the origin does not hold exactly one GGUF file, or its pre-tokenizer is one we cannot mend.
     """
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    file = gguf_file(origin)
+    file = gguf_file(only(origins))
     # dequantize: transformers otherwise keeps the weights packed and then refuses to save them
     model = AutoModelForCausalLM.from_pretrained(
         file.parent,
@@ -66,4 +81,8 @@ def _pre_tokenizer(file: Path) -> Any:
     return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
 
 
-CONVERTERS: dict[str, Converter] = {"gguf_to_transformers": gguf_to_transformers}
+CONVERTERS: dict[str, Converter] = {
+    "join_parts": join_parts,
+    "gguf_to_transformers": gguf_to_transformers,
+    "whisper_to_transformers": whisper_to_transformers,
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -99,6 +99,13 @@ def verify_weights(directory: str | Path) -> str:
         SourceError: a file is missing or changed since it was fetched.
     """
     return sha256_weights(asdict(verify_manifest(directory)))
+
+
+def only(origins: Sequence[Path]) -> Path:
+    """The one origin of a converter that takes no more. Raises SourceError where there are several."""
+    if len(origins) != 1:
+        raise SourceError(f"this converter takes one origin, not {len(origins)}; correct `origins`")
+    return origins[0]
 
 
 def check_hashes(name: str, directory: Path, expected: Mapping[str, str]) -> None:
