@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -89,11 +89,13 @@ def hold(plan: Mapping[str, Any], base: Mapping[str, str], samples: Path) -> Ite
         quick = partial(look, ())  # no tool is asked: they take seconds
         with (
             _compared(held.evidence, partial(_after, look, before, leased.devices, options)),
-            watch(quick, indices, held.pids, samples, options.poll_s) as seen,
+            ExitStack() as watching,
         ):
+            seen = watching.enter_context(watch(quick, indices, held.pids, samples, options.poll_s))
             try:
                 yield held
             finally:
+                watching.close()  # what its last look sees counts too
                 held.evidence["during"] = _seen(seen, options)
 
 
@@ -146,7 +148,7 @@ def _seen(seen: Watch, options: DeviceOptions) -> dict[str, Any]:
     spread = seen.clock_spread(options.limits)
     return {
         "looks": seen.looks,
-        "failed": seen.failed,
+        "failed": list(dict.fromkeys(seen.failed)),  # a sensor that is gone says the same every second
         "strangers": [asdict(stranger) for stranger in seen.strangers.values()],
         "blind": sorted(seen.blind),
         "clock_spread": asdict(spread) if spread else None,

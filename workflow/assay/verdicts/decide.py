@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from scipy import stats as distributions
 
 from assay.canonical import sha256_json, sha256_lines, sha256_text
-from assay.config import CaveatCode, Dtype, TextGates
+from assay.config import Dtype, TextGates
 from assay.metrics import stats
 from assay.records import Status
 from assay.verdicts.evidence import JUDGE, cover, reference_problems, summarise_evidence
@@ -332,7 +332,7 @@ def _not_as_asked(instances: Sequence[Instance]) -> list[str]:
 def _unclean(instances: Sequence[Instance]) -> list[str]:
     changed = [
         f"instance {entry.instance} did not leave its devices as they were: "
-        + "; ".join(entry.devices.after.said("refuse"))
+        + "; ".join(entry.devices.after.said("refuse") or entry.devices.after.said("unknown"))
         for entry in instances
         if entry.devices and entry.devices.after.outcome == "refuse"
     ]
@@ -398,10 +398,7 @@ def _caveats(
         why = f"the image {image_by_tag} ran without a digest: the same tag may be another image tomorrow"
         found.append(Caveat(code="image_by_tag", detail=why))
     found += [
-        Caveat(code=code, detail=f"instance {entry.instance}: {why}")
-        for entry in instances
-        if entry.devices
-        for code, why in _device_caveats(entry.devices)
+        caveat for entry in instances if entry.devices for caveat in _device_caveats(entry.instance, entry.devices)
     ]
     if not reference:
         found.append(Caveat(code="self_consistency_only", detail="no reference: a deterministic fault stays unseen"))
@@ -415,16 +412,27 @@ def _caveats(
     return [caveat for index, caveat in enumerate(found) if caveat not in found[:index]]
 
 
-def _device_caveats(devices: Devices) -> Iterator[tuple[CaveatCode, str]]:
+def _device_caveats(instance: int, devices: Devices) -> Iterator[Caveat]:
     """What was not as it should be with an instance's devices, though it could be measured."""
-    if devices.during.strangers:
-        who = ", ".join(f"pid {one['pid']} ({one['name']}) on {one['device']}" for one in devices.during.strangers)
-        yield "co_tenant", f"others used its devices while it ran: {who}"
-    if devices.before.outcome != "pass":
-        yield "device_health", "; ".join(devices.before.said("warn", "unknown"))
-    unseen = [*devices.during.failed[:1], *(f"nobody lists the processes on {name}" for name in devices.during.blind)]
-    if unseen or not devices.during.looks:
-        yield "device_unwatched", "; ".join(unseen) or "its devices were never looked at while it ran"
+    during = devices.during
+    if during.strangers:
+        who = ", ".join(
+            f"{one['name'] or 'a process'} (pid {one['pid']}) on {one['device']}" for one in during.strangers
+        )
+        yield Caveat(code="co_tenant", detail=f"instance {instance}: others used its devices while it ran: {who}")
+    unwell = [
+        f"{when} it ran: {said}"
+        for when, report in (("before", devices.before), ("after", devices.after))
+        if report.outcome == "warn"
+        for said in report.said("warn", "unknown")
+    ]
+    if unwell:
+        yield Caveat(code="device_health", detail=f"instance {instance}: {'; '.join(unwell)}")
+    unseen = [*during.failed[:1], *(f"no source lists the processes on {name}" for name in during.blind)]
+    if not during.looks:
+        unseen.append("its devices were never looked at while it ran")
+    if unseen:
+        yield Caveat(code="device_unwatched", detail=f"instance {instance}: {'; '.join(unseen)}")
 
 
 # --- configs without machinery -----------------------------------------------------------------------------------
