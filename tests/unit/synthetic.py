@@ -211,7 +211,7 @@ def devices(
         {"index": 0, "pci": "0000:05:00.0", "uuid": "GPU-1", "name": "AMD Instinct MI300X", "tool_index": 0},
         {"index": 1, "pci": "0000:26:00.0", "uuid": "GPU-2", "name": None, "tool_index": None},
     ]
-    seen = {"looks": 9, "failed": [], "strangers": [], "blind": []} | during
+    seen = {"looks": 9, "failed": [], "strangers": [], "astray": [], "unused": [], "blind": []} | during
     return Devices.model_validate(
         {"leased": leased, "before": report(before), "during": seen, "after": report(after, error)}
     )

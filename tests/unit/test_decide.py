@@ -226,6 +226,25 @@ def test_a_stranger_on_the_devices_is_a_caveat_that_names_it():
     assert caveats(verdict) == {"co_tenant": f"instance 0: others used its devices while it ran: {who}"}
 
 
+@pytest.mark.parametrize(
+    ("during", "why"),
+    [
+        ({"astray": ["HIP 5"]}, "its processes were on HIP 5, which it was not given"),
+        ({"unused": ["HIP 1"]}, "none of its processes was seen on HIP 1, which it was given"),
+    ],
+)
+def test_a_server_that_was_not_on_its_own_devices_alone_is_a_caveat(during, why):
+    verdict = on_devices(**during)
+    assert verdict.verdict is Status.PASS_WITH_CAVEAT
+    assert caveats(verdict) == {"device_use": f"instance 0: {why}"}
+
+
+def test_devices_of_a_server_that_never_came_are_not_said_to_be_unused():
+    came = {"devices": devices(unused=["HIP 0", "HIP 1"])} | never("not_ready")
+    verdict = judge(without(World(), *ALL_SERVED), **with_instances(came, never("not_ready")))
+    assert "device_use" not in caveats(verdict)
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("outcome", ["warn", "unknown"])
 def test_a_gate_that_warns_or_cannot_tell_is_a_caveat_that_says_when(when, outcome):

@@ -300,13 +300,14 @@ def codes(decision):
 
 def test_a_server_on_devices_sees_those_that_are_leased_and_they_are_evidence(workspace, machine, monkeypatch):
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "6,4")
-    _, identity, _ = run(workspace, **on_devices(machine))
+    rows, identity, _ = run(workspace, **on_devices(machine))
     uuids = [one["uuid"] for one in identity["devices"]["leased"]]
     assert [one["index"] for one in identity["devices"]["leased"]] == [6, 4]
     assert identity["start"]["env_set"]["ROCR_VISIBLE_DEVICES"] == ",".join(uuids)
     assert identity["devices"]["during"]["looks"] and identity["devices"]["after"]["outcome"] == "pass"
     samples = outputs(workspace).devices.read_text().splitlines()
     assert len(samples) == 2 * identity["devices"]["during"]["looks"]
+    assert codes(judged(workspace, rows)) == {"single_instance", "device_use"}  # it is the CPU that answered
 
 
 def test_a_server_without_devices_has_no_evidence_of_any(workspace):
@@ -369,7 +370,7 @@ def joined_by(machine, *pids):
 
 @pytest.mark.parametrize(("pids", "found"), [((), set()), ((2**22 + 1,), {"co_tenant"})])
 def test_a_stranger_on_the_devices_is_a_caveat_and_the_server_itself_is_none(workspace, machine, pids, found):
-    rows, identity, _ = run(workspace, send=joined_by(machine, *pids), **on_devices(machine))
+    rows, identity, _ = run(workspace, send=joined_by(machine, *pids), **on_devices(machine, gpus=1))
     assert tuple(one["pid"] for one in identity["devices"]["during"]["strangers"]) == pids
     assert codes(judged(workspace, rows)) - {"single_instance"} == found
 

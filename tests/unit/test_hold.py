@@ -185,6 +185,23 @@ def test_a_stranger_on_our_devices_is_evidence_and_one_elsewhere_is_not(bench):
     assert any(sample["strangers"] for sample in bench.sampled())
 
 
+def test_where_our_processes_were_is_held_against_what_is_leased(bench):
+    with bench.hold() as held:
+        held.belong_to(Tree(100))
+        bench.come(100, 1)
+        bench.come(100, 6)
+        bench.come(777, 0)
+        bench.saw()
+    names = [f"HIP {index} ({bench.pci[index]})" for index in range(8)]
+    assert (held.evidence["during"]["astray"], held.evidence["during"]["unused"]) == ([names[6]], [names[0]])
+    with bench.hold() as held:
+        held.belong_to(Tree(200))
+        for index in (2, 3):  # 0 and 1 are somebody's now
+            bench.come(200, index)
+        bench.saw()
+    assert held.evidence["during"]["astray"] == held.evidence["during"]["unused"] == []
+
+
 def test_a_process_of_ours_that_ended_is_no_stranger_for_as_long_as_the_driver_lists_it(bench):
     tree = Tree(100, 101)
     with bench.hold() as held:
@@ -229,6 +246,7 @@ def test_a_machine_that_lists_no_processes_is_said_to_hide_strangers(bench):
     with bench.hold() as held:
         bench.saw()
     assert held.evidence["during"]["blind"] == [f"HIP {index} ({bench.pci[index]})" for index in (0, 1)]
+    assert held.evidence["during"]["unused"] == []  # who knows
     assert held.evidence["before"]["outcome"] == "warn"
     assert gates(held.evidence["before"], "unknown").keys() >= {"co_tenant"}
 

@@ -50,6 +50,7 @@ CaveatCode = Literal[
     "co_tenant",
     "device_health",
     "device_unwatched",
+    "device_use",
     "image_by_tag",
     "killed",
     "logprobs_missing",

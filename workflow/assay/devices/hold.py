@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -96,7 +96,7 @@ def hold(plan: Mapping[str, Any], base: Mapping[str, str], samples: Path) -> Ite
                 yield held
             finally:
                 watching.close()  # what its last look sees counts too
-                held.evidence["during"] = _seen(seen, options)
+                held.evidence["during"] = _seen(seen, leased.devices, options)
 
 
 @contextmanager
@@ -144,12 +144,15 @@ def _report(report: Report) -> dict[str, Any]:
     }
 
 
-def _seen(seen: Watch, options: DeviceOptions) -> dict[str, Any]:
+def _seen(seen: Watch, leased: Sequence[Device], options: DeviceOptions) -> dict[str, Any]:
     spread = seen.clock_spread(options.limits)
+    ours = set(map(str, leased))
     return {
         "looks": seen.looks,
         "failed": list(dict.fromkeys(seen.failed)),  # a sensor that is gone says the same every second
         "strangers": [asdict(stranger) for stranger in seen.strangers.values()],
+        "astray": sorted(seen.used - ours),
+        "unused": sorted(ours - seen.used - seen.blind),
         "blind": sorted(seen.blind),
         "clock_spread": asdict(spread) if spread else None,
     }

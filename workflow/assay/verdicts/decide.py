@@ -397,9 +397,7 @@ def _caveats(
     if image_by_tag:
         why = f"the image {image_by_tag} ran without a digest: the same tag may be another image tomorrow"
         found.append(Caveat(code="image_by_tag", detail=why))
-    found += [
-        caveat for entry in instances if entry.devices for caveat in _device_caveats(entry.instance, entry.devices)
-    ]
+    found += [caveat for entry in instances if entry.devices for caveat in _device_caveats(entry, entry.devices)]
     if not reference:
         found.append(Caveat(code="self_consistency_only", detail="no reference: a deterministic fault stays unseen"))
     found += [
@@ -412,9 +410,14 @@ def _caveats(
     return [caveat for index, caveat in enumerate(found) if caveat not in found[:index]]
 
 
-def _device_caveats(instance: int, devices: Devices) -> Iterator[Caveat]:
+def _device_caveats(entry: Instance, devices: Devices) -> Iterator[Caveat]:
     """What was not as it should be with an instance's devices, though it could be measured."""
-    during = devices.during
+    during, instance = devices.during, entry.instance
+    wrong = [f"its processes were on {name}, which it was not given" for name in during.astray]
+    if entry.startup.ready and during.looks:
+        wrong += [f"none of its processes was seen on {name}, which it was given" for name in during.unused]
+    if wrong:
+        yield Caveat(code="device_use", detail=f"instance {instance}: {'; '.join(wrong)}")
     if during.strangers:
         who = ", ".join(
             f"{one['name'] or 'a process'} (pid {one['pid']}) on {one['device']}" for one in during.strangers

@@ -302,7 +302,9 @@ class DevicesSeen(Strict):
     looks: Count
     failed: list[str] = Field(description="Why looks gave no answer, each reason once")
     strangers: list[dict[str, JsonValue]] = Field(description="Processes of others that came onto them")
-    blind: list[str] = Field(description="Devices whose processes no source lists")
+    astray: list[str] = Field(description="Devices that were not leased and that its processes were on")
+    unused: list[str] = Field(description="Leased devices that none of its processes was seen on")
+    blind: list[str] = Field(description="Leased devices whose processes no source lists")
     clock_spread: dict[str, JsonValue] | None = None
 
 
