@@ -80,7 +80,7 @@ def hold(plan: Mapping[str, Any], base: Mapping[str, str], samples: Path) -> Ite
     look = partial(discover, vendor, options)
     pool = candidates(look().devices, base)
     fit = unfit(partial(look, (Reading.MEMORY_USED,)), options.limits)
-    with lease(pool, plan["gpus"], options.lock_dir, options.settle_s, plan["config"], fit) as leased:
+    with lease(pool, plan["gpus"], options.lock_dir, options.lease_s, plan["config"], fit, options.settle_s) as leased:
         indices = [device.index for device in leased.devices]
         before, report = settle(look, indices, options)
         report.require()

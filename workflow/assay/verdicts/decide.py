@@ -254,10 +254,11 @@ def decide(
     """One status and one reason, by precedence:
 
     1. ERROR when no gate can be believed: no planned item, a reference that cannot be trusted, code that changed while
-       it served. A server that ended by itself before it was ready needs no gate to be believed: FAIL(startup).
+       it served, another execution provider than was asked for. A server that ended by itself before it was ready needs
+       no gate to be believed: FAIL(startup).
     2. FAIL: a planned request without a scored response, or a failing gate whose controls behaved.
     3. ERROR: an instance that never came up for a reason of ours or unknown, a gate with misbehaving controls, a server
-       that left something behind.
+       that left something behind, on its devices too.
     4. INCONCLUSIVE: a required gate that could not decide, or a bound above the `claim_rate` asked for.
     5. PASS_WITH_CAVEAT with any caveat (`reference` False: self-consistency only); else PASS.
     """
