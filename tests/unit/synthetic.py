@@ -16,7 +16,7 @@ import pyarrow as pa
 from assay.config import TextGates
 from assay.records import FLOOR, SCORES
 from assay.verdicts.decide import RunFacts
-from assay.verdicts.model import Cleanup, ConfigInfo, Instance, Startup, Tool
+from assay.verdicts.model import Cleanup, ConfigInfo, DeviceReport, Devices, Instance, Startup, Tool
 from assay.verdicts.scoretable import ScoreTable, floor_margins
 
 NOISE = {"float32": 2e-6, "bfloat16": 0.03}
@@ -189,6 +189,37 @@ def instance(number: int, arms: list[str], **changes: Any) -> Instance:
         "cleanup": Cleanup(stopped_by="SIGINT", clean=True, port_free=True),
     }
     return Instance(**(known | changes))
+
+
+def devices(
+    before: list[dict[str, Any]] | None = None,
+    after: list[dict[str, Any]] | None = None,
+    error: str | None = None,
+    **during: Any,
+) -> Devices:
+    """Two idle devices that nothing happened to, but for these checks and what was seen while they were used."""
+
+    def report(checks: list[dict[str, Any]] | None, error: str | None = None) -> DeviceReport:
+        passed = {"gate": "memory_in_use", "device": "HIP 0", "outcome": "pass", "detail": "0.3 GB in use"}
+        found = {"outcome": "pass", "checks": [passed]}
+        if checks:
+            worst = "refuse" if any(one["outcome"] == "refuse" for one in checks) else "warn"
+            found = {"outcome": worst, "checks": [passed, *checks]}
+        return DeviceReport.model_validate(found | ({"outcome": "refuse", "error": error} if error else {}))
+
+    leased = [
+        {"index": 0, "pci": "0000:05:00.0", "uuid": "GPU-1", "name": "AMD Instinct MI300X", "tool_index": 0},
+        {"index": 1, "pci": "0000:26:00.0", "uuid": "GPU-2", "name": None, "tool_index": None},
+    ]
+    seen = {"looks": 9, "failed": [], "strangers": [], "astray": [], "unused": [], "blind": []} | during
+    return Devices.model_validate(
+        {"leased": leased, "before": report(before), "during": seen, "after": report(after, error)}
+    )
+
+
+def check(gate: str, outcome: str, detail: str, device: str = "HIP 1") -> dict[str, Any]:
+    """What a health gate said, as an instance's evidence has it."""
+    return {"gate": gate, "device": device, "outcome": outcome, "detail": detail}
 
 
 def _rows(items: list[str], arm: str, metric: str, part: Columns) -> pa.Table:

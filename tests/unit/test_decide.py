@@ -3,7 +3,7 @@
 import jsonschema
 import pytest
 from pydantic import ValidationError
-from synthetic import ALL_SERVED, SERVED, TOOL, World, instance
+from synthetic import ALL_SERVED, SERVED, TOOL, World, check, devices, instance
 
 from assay.engines.server import FailureKind
 from assay.errors import StoreError
@@ -14,6 +14,7 @@ from assay.verdicts.model import (
     ConfigInfo,
     Coverage,
     Death,
+    Facts,
     Instance,
     Startup,
     StartupFailure,
@@ -199,6 +200,119 @@ def test_requests_that_needed_a_second_attempt_are_counted_and_a_caveat():
     assert "2 of 96 requests" in verdict.caveats[0].detail
 
 
+# --- devices and logs ---
+
+
+def on_devices(**seen) -> Verdict:
+    """A healthy run whose first instance held devices, and saw this of them."""
+    return judge(World(), **with_instances({"devices": devices(**seen)}))
+
+
+def caveats(verdict: Verdict) -> dict[str, str]:
+    return {caveat.code: caveat.detail for caveat in verdict.caveats}
+
+
+def test_devices_that_nothing_happened_to_change_no_verdict():
+    verdict = on_devices()
+    assert (verdict.verdict, verdict.caveats) == (Status.PASS, [])
+    assert parse_verdict(verdict.model_dump(mode="json"), "x.json") == verdict
+
+
+def test_a_stranger_on_the_devices_is_a_caveat_that_names_it():
+    strangers = [{"pid": 666, "name": "python3", "device": "HIP 1"}, {"pid": 667, "name": None, "device": "HIP 0"}]
+    verdict = on_devices(strangers=strangers)
+    assert verdict.verdict is Status.PASS_WITH_CAVEAT
+    who = "python3 (pid 666) on HIP 1, a process (pid 667) on HIP 0"
+    assert caveats(verdict) == {"co_tenant": f"instance 0: others used its devices while it ran: {who}"}
+
+
+@pytest.mark.parametrize(
+    ("during", "why"),
+    [
+        ({"astray": ["HIP 5"]}, "its processes were on HIP 5, which it was not given"),
+        ({"unused": ["HIP 1"]}, "none of its processes was seen on HIP 1, which it was given"),
+    ],
+)
+def test_a_server_that_was_not_on_its_own_devices_alone_is_a_caveat(during, why):
+    verdict = on_devices(**during)
+    assert verdict.verdict is Status.PASS_WITH_CAVEAT
+    assert caveats(verdict) == {"device_use": f"instance 0: {why}"}
+
+
+def test_devices_of_a_server_that_never_came_are_not_said_to_be_unused():
+    came = {"devices": devices(unused=["HIP 0", "HIP 1"])} | never("not_ready")
+    verdict = judge(without(World(), *ALL_SERVED), **with_instances(came, never("not_ready")))
+    assert "device_use" not in caveats(verdict)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("outcome", ["warn", "unknown"])
+def test_a_gate_that_warns_or_cannot_tell_is_a_caveat_that_says_when(when, outcome):
+    verdict = on_devices(**{when: [check("memory", outcome, "not told")]})
+    assert verdict.verdict is Status.PASS_WITH_CAVEAT
+    assert caveats(verdict) == {"device_health": f"instance 0: {when} it ran: memory on HIP 1: not told"}
+
+
+@pytest.mark.parametrize(
+    ("during", "why"),
+    [
+        ({"failed": ["the sensor is gone", "and again"]}, "the sensor is gone"),
+        (
+            {"blind": ["HIP 0", "HIP 1"]},
+            "no source lists the processes on HIP 0; no source lists the processes on HIP 1",
+        ),
+        ({"looks": 0}, "its devices were never looked at while it ran"),
+        ({"looks": 0, "failed": ["no"]}, "no; its devices were never looked at while it ran"),
+    ],
+)
+def test_devices_that_could_not_be_watched_are_a_caveat(during, why):
+    verdict = on_devices(**during)
+    assert verdict.verdict is Status.PASS_WITH_CAVEAT
+    assert caveats(verdict) == {"device_unwatched": f"instance 0: {why}"}
+
+
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [
+        ({"after": [check("memory_returned", "refuse", "went up"), check("other", "unknown", "x")]}, "went up"),
+        ({"error": "no device 1"}, "no device 1"),
+    ],
+)
+def test_devices_that_are_not_left_as_they_were_are_an_error_that_says_why(after, why):
+    verdict = on_devices(**after)
+    assert verdict.verdict is Status.ERROR
+    assert verdict.reason.startswith("instance 0 did not leave its devices as they were: ")
+    assert verdict.reason.endswith(why)
+
+
+def test_an_error_by_what_could_not_be_read_says_what_that_is():
+    found = devices(after=[check("memory_returned", "unknown", "not told")]).model_dump()
+    found["after"]["outcome"] = "refuse"  # of a site with on_unknown: refuse
+    verdict = judge(World(), **with_instances({"devices": found}))
+    assert verdict.verdict is Status.ERROR
+    assert verdict.reason.endswith("did not leave its devices as they were: memory_returned on HIP 1: not told")
+
+
+def test_a_fault_of_the_server_is_told_before_what_it_left_on_its_devices():
+    world = World()
+    world.serve(noise=1.0)
+    left = devices(after=[check("memory_returned", "refuse", "went up")])
+    assert judge(world, **with_instances({"devices": left})).verdict is Status.FAIL
+
+
+def test_another_provider_than_was_asked_for_is_an_error_even_with_failing_gates():
+    world = World()
+    assert (
+        judge(world, **with_instances({"facts": Facts(statements={"execution_provider": "CPU"})})).verdict
+        is Status.PASS
+    )
+    refused = Facts(refused="execution providers ['ROCM'] were asked for")
+    verdict = judge(world, **with_instances(second={"facts": refused}))
+    assert (verdict.verdict, verdict.reason) == (Status.ERROR, f"instance 1: {refused.refused}")
+    world.serve(noise=1.0)
+    assert judge(world, **with_instances(second={"facts": refused})).verdict is Status.ERROR
+
+
 # --- controls ---
 
 
@@ -277,7 +391,12 @@ def test_an_instance_is_read_from_its_files_and_an_unmeasured_end_counts_as_chan
     }
     cleanup = {"stopped_by": "SIGINT", "seconds": 1.0, "exit_code": 0, "leftover": [], "port_free": True, "clean": True}
     facts = {"statements": {"attention main": "unknown: not logged"}, "unmatched": [{}], "refused": None}
-    assert Instance.measured(identity, cleanup, facts, ["served_0_alone"]).changed
+    found = Instance.measured(identity, cleanup, facts, ["served_0_alone"])
+    assert found.changed and found.devices is None
+    assert found.facts == Facts(statements={"attention main": "unknown: not logged"}, unmatched=1)
+    held = devices().model_dump(mode="json")
+    assert Instance.measured(identity | {"devices": held}, cleanup, facts, []).devices == devices()
+    assert Instance.measured(identity, cleanup, facts | {"refused": "no"}, []).facts.refused == "no"
     died = identity | {"died": {"message": "exited with 1", "exit_code": 1, "log_tail": ""}}
     assert not Instance.measured(died, cleanup, facts, ["served_0_alone"]).changed
 

@@ -4,13 +4,13 @@ import io
 
 import pytest
 from rich.console import Console
-from synthetic import TOOL, World, instance
+from synthetic import TOOL, World, devices, instance
 
 from assay import store
 from assay.explain import explain, run_of
 from assay.records import Status
 from assay.verdicts.decide import judge_run
-from assay.verdicts.model import Startup, StartupFailure
+from assay.verdicts.model import Facts, Startup, StartupFailure
 
 
 def write(folder, world, **facts):
@@ -50,3 +50,14 @@ def test_the_log_of_a_server_that_never_came_is_shown(tmp_path, failed):
     if failed:  # as the workflow decides it: no judged output, so no gate
         store.write_json(path, store.read_json(path) | {"gates": []})
     assert ("RuntimeError: no such [layer]" in shown(path)) is failed
+
+
+def test_the_devices_of_a_server_and_what_its_log_says_are_shown(tmp_path):
+    said = Facts(statements={"attention main": "asked [x] → FLASH_ATTN (line 7)"}, unmatched=3)
+    instances = (instance(0, ["served_0_alone"], devices=devices(), facts=said), instance(1, ["served_1_load"]))
+    _, path = write(tmp_path, World(), instances=instances)
+    first, second = shown(path).split("Server 1:")
+    assert "  on AMD Instinct MI300X 0000:05:00.0, 0000:26:00.0\n" in first
+    assert "  attention main: asked [x] → FLASH_ATTN (line 7)\n" in first
+    assert "  and 3 log messages that no rule reads (results/facts/)\n" in first
+    assert "  on " not in second and "attention" not in second and "no rule reads" not in second

@@ -24,6 +24,8 @@ from assay.engines.facts import (
     resolve,
 )
 from assay.errors import ServerError, StoreError
+from assay.facts import facts as facts_of_log
+from assay.store import read_json
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data/engine_logs"
@@ -623,3 +625,50 @@ def test_the_command_prints_its_json_and_still_refuses_another_provider(tmp_path
 def test_the_command_names_an_unknown_arm(tmp_path):
     result = run("vllm-cp", tmp_path / "x.log")
     assert "unknown arm 'vllm-cp': did you mean vllm-cpu" in str(result.exception)
+
+
+# --- the stage ----------------------------------------------------------------------------------------------------
+
+
+def staged(folder, log, arm):
+    """What stage `facts` writes of a log, with the rules that its rule gives it."""
+    given = {name: rule.model_dump(mode="json") for name, rule in LOADED.rules_of(arm).items()} if arm else {}
+    facts_of_log(DATA / log, json.loads(json.dumps(given)), folder / "facts.json")
+    return read_json(folder / "facts.json")
+
+
+def test_the_stage_writes_what_a_real_log_says_and_nothing_is_refused(tmp_path):
+    found = staged(tmp_path, "vllm-cpu-0.32.0.log", "vllm-cpu")
+    read_here = read_log(DATA / "vllm-cpu-0.32.0.log", LOADED.rules_of("vllm-cpu"))
+    assert {key: found[key] for key in ("facts", "unmatched")} == json.loads(json.dumps(read_here.as_json()))
+    assert len(found["unmatched"]) == 2 and found["refused"] is None
+    assert {question: said for question, said in found["statements"].items() if said != "unknown: not logged"} == {
+        "attention main": "asked TRITON_ATTN (rejected) → unknown: not logged",
+        "version": "0.32.0 (line 7)",
+    }
+
+
+def test_the_stage_says_which_provider_was_refused_and_what_came_instead(tmp_path):
+    rocm = {name: rule.model_dump(mode="json") for name, rule in rules("onnxruntime").items()}
+    facts_of_log(DATA / "onnxruntime-1.32.0-rocm.log", rocm, tmp_path / "facts.json")
+    found = read_json(tmp_path / "facts.json")
+    assert "ROCMExecutionProvider" in found["refused"] and "CPUExecutionProvider" in found["refused"]
+    facts_of_log(DATA / "onnxruntime-1.32.0-cpu.log", rocm, tmp_path / "facts.json")
+    assert read_json(tmp_path / "facts.json")["refused"] is None
+
+
+def test_the_stage_says_nothing_of_an_engine_without_rules(tmp_path):
+    found = staged(tmp_path, "vllm-cpu-0.32.0.log", None)
+    assert (found["facts"], found["statements"], found["refused"]) == ([], {}, None)
+
+
+def test_a_log_that_is_not_there_is_a_clear_error_of_the_stage(tmp_path):
+    with pytest.raises(StoreError, match=r"cannot read the log .*nowhere\.log"):
+        staged(tmp_path, "nowhere.log", "vllm-cpu")
+
+
+def test_the_log_of_a_server_that_was_never_started_leaves_every_question_open(tmp_path):
+    (tmp_path / "empty.log").touch()
+    found = staged(tmp_path, tmp_path / "empty.log", "vllm-cpu")
+    assert found["facts"] == found["unmatched"] == [] and found["refused"] is None
+    assert set(found["statements"].values()) == {"unknown: not logged"}

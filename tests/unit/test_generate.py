@@ -4,20 +4,27 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from gpu import build, case
 from sets import write_locked_set
 
 from assay.canonical import canonical_json, sha256_file, sha256_text
 from assay.client.transport import not_sent
 from assay.config import load, read_yaml
+from assay.devices import health
 from assay.engines.plan import effective_options, serve_plan
+from assay.engines.server import FailureKind, StartFailure
 from assay.errors import ServerError, StoreError
 from assay.generate import Outputs, generate
+from assay.records import Status
 from assay.store import read_json, read_provenance, read_rows, write_json
+from assay.verdicts.decide import decide
+from assay.verdicts.model import Coverage, Instance, Unscored
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "data" / "fake_server.py"
@@ -250,3 +257,153 @@ def test_an_unsupported_config_is_not_served(workspace):
     write_json("plan.json", {"config": "omni", "unsupported": "no speech machinery yet"})
     with pytest.raises(ServerError, match="'omni' is unsupported and cannot be served: no speech machinery yet"):
         generate(Path("plan.json"), [], 0, outputs(workspace))
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+GB = 10**9
+NO_FACTS = {"statements": {}, "unmatched": [], "refused": None}
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Eight idle AMD devices (case 01), and processes on them are listed."""
+    monkeypatch.setattr("assay.devices.hold.settle", partial(health.settle, every_s=0))
+    found = build(case("01"), tmp_path / "machine", tools=False)
+    (found.sysfs / "class/kfd/kfd/proc").mkdir(parents=True)
+    return found
+
+
+def memory_file(machine, index):
+    return machine.pci(case("01")["expected"]["hip"][index]["bdf"]) / "mem_info_vram_used"
+
+
+def on_devices(machine, gpus=2):
+    """What a plan for some devices of `machine` says of them."""
+    options = machine.options.model_copy(update={"settle_s": 0.0, "poll_s": 0.01})
+    return {"gpus": gpus, "device": "amd", "device_options": options.model_dump(mode="json")}
+
+
+def judged(folder, rows):
+    """What is decided of one instance, by what its files say of the server."""
+    written = outputs(folder)
+    arms = ["served_0_alone", "served_0_load"]
+    instance = Instance.measured(read_json(written.identity), read_json(written.cleanup), NO_FACTS, arms)
+    failed = [Unscored(item_id=row["item_id"], arm=row["arm"], reason=row["error"]) for row in rows if row["error"]]
+    coverage = Coverage(planned=len(rows), scored=len(rows) - len(failed), failed=failed)
+    return decide(coverage=coverage, gates=[], instances=[instance])
+
+
+def codes(decision):
+    return {caveat.code for caveat in decision.caveats}
+
+
+def test_a_server_on_devices_sees_those_that_are_leased_and_they_are_evidence(workspace, machine, monkeypatch):
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "6,4")
+    rows, identity, _ = run(workspace, **on_devices(machine))
+    uuids = [one["uuid"] for one in identity["devices"]["leased"]]
+    assert [one["index"] for one in identity["devices"]["leased"]] == [6, 4]
+    assert identity["start"]["env_set"]["ROCR_VISIBLE_DEVICES"] == ",".join(uuids)
+    assert identity["devices"]["during"]["looks"] and identity["devices"]["after"]["outcome"] == "pass"
+    samples = outputs(workspace).devices.read_text().splitlines()
+    assert len(samples) == 2 * identity["devices"]["during"]["looks"]
+    assert codes(judged(workspace, rows)) == {"single_instance", "device_use"}  # it is the CPU that answered
+
+
+def test_a_server_without_devices_has_no_evidence_of_any(workspace):
+    rows, identity, _ = run(workspace)
+    assert identity["devices"] is None and outputs(workspace).devices.read_bytes() == b""
+    assert codes(judged(workspace, rows)) == {"single_instance"}
+
+
+def test_unfit_devices_are_data_and_no_server_is_started(workspace, machine):
+    for index in range(8):
+        memory_file(machine, index).write_text(f"{90 * GB}\n")
+    rows, identity, cleanup = run(workspace, **on_devices(machine))
+    assert len(rows) == 2 * N_ITEMS and {row["status"] for row in rows} == {"not_sent"}
+    assert "90.0 GB in use" in rows[0]["error"]
+    failure = identity["startup"]["failure"]
+    assert (failure["kind"], failure["exit_code"], failure["log_tail"]) == ("devices_unfit", None, "")
+    assert identity["devices"] is None and not identity["startup"]["ready"]
+    assert (cleanup["stopped_by"], cleanup["clean"], cleanup["leftover"]) == ("not started", True, [])
+    assert outputs(workspace).server_log.read_bytes() == outputs(workspace).devices.read_bytes() == b""
+    decision = judged(workspace, rows)
+    assert decision.status is Status.ERROR
+    assert "had no devices fit to measure on" in decision.reason and "90.0 GB in use" in decision.reason
+
+
+def test_an_engine_that_cannot_be_asked_for_old_containers_is_data_too(workspace, monkeypatch):
+    def clear_up(plan):
+        raise StartFailure(FailureKind.ENGINE_UNREACHABLE, "no engine answers")
+
+    run(workspace)
+    monkeypatch.setattr("assay.generate.clear_up", clear_up)
+    rows, identity, cleanup = run(workspace)
+    assert identity["startup"]["failure"]["kind"] == "engine_unreachable" and cleanup["stopped_by"] == "not started"
+    assert outputs(workspace).server_log.read_bytes() == outputs(workspace).devices.read_bytes() == b""
+    assert judged(workspace, rows).status is Status.ERROR
+
+
+def joined_by(machine, *pids):
+    """A client that lets the server, and other processes, use device 0 in the middle of a pass."""
+
+    async def send(plan, items, arm, concurrency, on_result=None):
+        port = int(plan.base_url.rpartition(":")[2])
+        (server,) = {
+            connection.pid
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        }
+        gpu_id = next(node["gpu_id"] for node in case("01")["sysfs"]["kfd_nodes"] if node["gpu_id"])
+        for pid in (server, *pids):
+            machine.compute(pid, {gpu_id: GB})
+        written = Path("out/devices.jsonl")
+        while len(written.read_text().splitlines()) < 20:
+            await asyncio.sleep(0.01)
+        count = len(written.read_text().splitlines())
+        while len(written.read_text().splitlines()) < count + 4:
+            await asyncio.sleep(0.01)
+        return [row | {"status": "ok", "error": None} for row in not_sent(items, arm, "answered")]
+
+    return send
+
+
+@pytest.mark.parametrize(("pids", "found"), [((), set()), ((2**22 + 1,), {"co_tenant"})])
+def test_a_stranger_on_the_devices_is_a_caveat_and_the_server_itself_is_none(workspace, machine, pids, found):
+    rows, identity, _ = run(workspace, send=joined_by(machine, *pids), **on_devices(machine, gpus=1))
+    assert tuple(one["pid"] for one in identity["devices"]["during"]["strangers"]) == pids
+    assert codes(judged(workspace, rows)) - {"single_instance"} == found
+
+
+def test_memory_that_a_run_leaves_in_use_is_an_error_that_names_the_device(workspace, machine, monkeypatch):
+    monkeypatch.setattr("assay.devices.hold.RETURN_S", 0)
+
+    async def send(plan, items, arm, concurrency, on_result=None):
+        memory_file(machine, 1).write_text(f"{90 * GB}\n")
+        return [row | {"status": "ok", "error": None} for row in not_sent(items, arm, "answered")]
+
+    rows, _, cleanup = run(workspace, send=send, **on_devices(machine))
+    decision = judged(workspace, rows)
+    assert cleanup["clean"] and decision.status is Status.ERROR
+    assert (
+        "instance 0 did not leave its devices as they were: memory_returned on HIP 1 (0000:26:00.0)" in decision.reason
+    )
+
+
+def test_devices_of_a_server_that_never_comes_are_looked_at_after_it(workspace, machine):
+    _, identity, cleanup = run(workspace, "--die-loading", **on_devices(machine))
+    assert identity["startup"]["failure"]["kind"] == "exited" and cleanup["stopped_by"] == "exited"
+    assert identity["devices"]["after"]["outcome"] == "pass"
+
+
+def test_an_interrupt_does_not_wait_for_memory_to_come_back(workspace, machine, monkeypatch):
+    monkeypatch.setattr("assay.devices.hold.RETURN_S", 600)
+
+    async def send(plan, items, arm, concurrency, on_result=None):
+        memory_file(machine, 0).write_text(f"{90 * GB}\n")
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(600)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(workspace, send=send, **on_devices(machine))
+    assert read_json(outputs(workspace).cleanup)["clean"]

@@ -276,6 +276,15 @@ def test_what_a_run_left_behind_is_found(healthy, reading, before, after, gate, 
     assert set(found.values()) == {Outcome.PASS}
 
 
+def test_a_gate_of_what_only_amd_tells_refuses_no_other_device(healthy):
+    node = nvidia.discover(DeviceOptions(), Nvml(case("09")["nvml"]["devices"]))
+    strict = DeviceOptions(on_unknown="refuse", limits=HealthLimits(ecc_correctable_rise=None, ecc_uncorrectable=0))
+    known = with_reading(node, 0, Reading.ECC_UNCORRECTABLE, 0)
+    assert compare(known, known, known.pick([0]), strict).outcome == Outcome.PASS
+    assert compare(node, node, node.pick([0]), strict).outcome == Outcome.REFUSE  # that NVML could have told
+    assert "ecc_deferred_rise" in {one.gate for one in compare(*[healthy[0]] * 2, healthy[0].pick([0]), strict).checks}
+
+
 def test_a_device_that_changed_its_number_during_a_run_is_an_error(healthy):
     node, options = healthy
     moved = replace(node, devices=tuple(replace(one, index=7 - one.index) for one in node.devices))

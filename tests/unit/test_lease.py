@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,31 @@ def test_a_device_that_is_not_fit_is_passed_over_and_left_to_others(tmp_path):
         assert [device.index for device in ours.devices] == [1, 2]
         with lease(devices()[:1], 1, tmp_path, 0, "b"):
             pass
+
+
+def test_a_job_of_ours_is_queued_behind_for_longer_than_devices_that_are_not_fit_are_waited_for(tmp_path, monkeypatch):
+    """With one device, the second instance of a config waits for as long as the first takes."""
+    monkeypatch.setattr("assay.devices.lease.RETRY_S", 0.02)
+    (only,) = devices(1)
+    started = time.monotonic()
+    with (
+        pytest.raises(DeviceError, match=r"within 0 s: HIP 0 .* is busy"),
+        lease([only], 1, tmp_path, 600, "a", lambda _: "busy", 0),
+    ):
+        pass
+    assert time.monotonic() - started < 60
+    with ExitStack() as first:
+        first.enter_context(lease([only], 1, tmp_path, 0, "a"))
+        threading.Timer(2, first.close).start()
+        looked = iter(["its memory is not back yet"])
+        with lease([only], 1, tmp_path, 600, "b", lambda _: next(looked, None), 1.5) as second:
+            assert second.devices == (only,) and time.monotonic() - started >= 2
+    with (
+        lease([only], 1, tmp_path, 0, "a"),
+        pytest.raises(DeviceError, match=r"within 0\.1 s: HIP 0 .* is leased"),
+        lease([only], 1, tmp_path, 0.1, "b", unfit_s=600),
+    ):
+        pass
 
 
 def test_a_file_system_without_kernel_locks_is_refused(tmp_path, monkeypatch):

@@ -2,9 +2,9 @@ import re
 import subprocess
 from datetime import date
 from importlib import metadata
-from pathlib import Path
 
 import pytest
+from sites import DIGEST, FOLDER, SITES, checkouts, on, pinned
 
 from assay.canonical import sha256_json
 from assay.config import (
@@ -33,7 +33,6 @@ from assay.errors import ConfigError, StoreError
 from assay.provenance import provenance
 from assay.store import run_options, table_from_rows, write_json, write_table
 
-FOLDER = Path(__file__).parents[2] / "config"
 MANIFEST = {"files": {"model.safetensors": {"sha256": "aa", "bytes": 1}}}
 
 
@@ -230,39 +229,6 @@ def test_a_server_with_its_own_environment_does_not_see_our_modules(config):
 
 # --- arms on GPU sites --------------------------------------------------------------------------------------------
 
-SITES = sorted(path.stem for path in (FOLDER / "sites").glob("*.yaml"))
-DIGEST = f"sha256:{'ab' * 32}"
-
-
-def on(site, **settings):
-    """The committed configuration on another site."""
-    return load({"site": site, **settings}, FOLDER)
-
-
-def pinned(config):
-    """`config` with every image and every weight pinned."""
-    arms = {}
-    for name, arm in config.arms.items():
-        devices = {
-            kind: device.model_copy(
-                update={"image": device.image and device.image.model_copy(update={"digest": DIGEST})}
-            )
-            for kind, device in arm.devices.items()
-        }
-        arms[name] = arm.model_copy(update={"devices": devices})
-    weights = config.sources["qwen3_5_9b"]
-    files = dict.fromkeys(weights.files, "0" * 64)
-    weights = weights.model_copy(update={"revision": "0" * 40, "files": files})
-    return config.model_copy(update={"arms": arms, "sources": config.sources | {"qwen3_5_9b": weights}})
-
-
-def checkouts(tmp_path):
-    """A folder for each tree that an arm is served from."""
-    for name in ("head", "base"):
-        (tmp_path / name).mkdir()
-    return {name: str(tmp_path / name) for name in ("head", "base")}
-
-
 PAIRS = [(site, arm) for site in SITES for arm in read_yaml(FOLDER / f"sites/{site}.yaml")["arms"]]
 
 
@@ -345,6 +311,22 @@ def test_what_a_site_sets_reaches_the_container():
     container = serve_plan(config.model_copy(update={"site": site}), "qwen3_5_9b_vllm")["container"]
     found = {name: container[name] for name in ("ulimits", "user", "memory_bytes", "pids_limit")}
     assert found == {"ulimits": {}, "user": "1000:1000", "memory_bytes": 3 * 2**29, "pids_limit": 99}
+
+
+@pytest.mark.parametrize("where", ["arm", "device"])
+def test_an_arm_that_takes_devices_sets_no_mask_because_the_lease_does(where):
+    config = pinned(on("mi300x"))
+    mask = {"HIP_VISIBLE_DEVICES": "0"}
+    devices = config.arms["vllm"].devices
+    device = devices["amd"].model_copy(update={"env": devices["amd"].env | mask})
+    changes = {"env": config.arms["vllm"].env | mask} if where == "arm" else {"devices": devices | {"amd": device}}
+    with pytest.raises(
+        ConfigError, match=r"config/arms/vllm\.yaml: env\.HIP_VISIBLE_DEVICES: .* is the lease's to say"
+    ):
+        serve_plan(with_arm(config, "vllm", **changes), "qwen3_5_9b_vllm")
+    config = load(read_yaml(FOLDER / "config.yaml"), FOLDER)  # one that takes none may hide them all
+    hidden = with_arm(config, "embedded", env=config.arms["embedded"].env | {"CUDA_VISIBLE_DEVICES": ""})
+    assert serve_plan(hidden, "smollm2_135m_embedded")["env"]["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_a_config_may_take_more_devices_than_its_arm_says():

@@ -50,6 +50,7 @@ CaveatCode = Literal[
     "co_tenant",
     "device_health",
     "device_unwatched",
+    "device_use",
     "image_by_tag",
     "killed",
     "logprobs_missing",
@@ -239,6 +240,7 @@ class DeviceOptions(Strict):
     tools: DeviceTools = DeviceTools()
     limits: HealthLimits = HealthLimits()
     on_unknown: Literal["warn", "refuse"] = Field(default="warn", description="When a gate's value cannot be read")
+    lease_s: float = Field(default=86400, ge=0, description="How long to wait for jobs of ours that hold devices")
     settle_s: float = Field(default=900, ge=0, description="How long to wait for devices to become idle")
     poll_s: float = Field(default=1, gt=0, description="Between two looks at the devices during a run")
 

@@ -179,7 +179,8 @@ def _instances(verdict: Verdict) -> Iterator[Text]:
 def _runs_on(item: Instance) -> Iterator[Text]:
     """The devices of an instance, and what its log says that it picked."""
     if item.devices:
-        yield Text("  on " + ", ".join(f"{one['name']} {one['pci']}" for one in item.devices.leased))
+        leased = (" ".join(str(one[key]) for key in ("name", "pci") if one[key]) for one in item.devices.leased)
+        yield Text(f"  on {', '.join(leased)}")
     for question, statement in item.facts.statements.items():
         yield Text(f"  {question}: {statement}", style="dim")
     if item.facts.unmatched:

@@ -86,6 +86,7 @@ class _Run:
     death: Death | None = None
     caches: dict[str, State | None] = field(default_factory=dict)  # before the start
     held: Held = field(default_factory=Held)
+    cleanup: Cleanup | None = None  # None: nothing was started
 
 
 def generate(
@@ -137,6 +138,11 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
     run = _Run(caches=cache_states(plan))
     passes = [(f"served_{instance}_{item['name']}", item["concurrency"]) for item in plan["instances"][instance]]
     make_cache_folders(plan)
+
+    def stopped(cleanup: Cleanup) -> None:
+        run.cleanup = cleanup
+        write_json(outputs.cleanup, asdict(cleanup))
+
     try:
         clear_up(plan)
         with (
@@ -146,7 +152,7 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
                 launch(plan, base, folder, run.held),
                 outputs.server_log,
                 _probe(spec),
-                _recorder(outputs.cleanup),
+                stopped,
                 run.held.belong_to,
             ) as server,
         ):
@@ -162,13 +168,12 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
                 run.end = measure(server, plan, base)
     except DeviceError as error:
         run.failure = StartFailure(FailureKind.DEVICES_UNFIT, str(error))
-        with atomic_path(outputs.server_log) as empty:
-            empty.touch()
-        write_json(outputs.cleanup, asdict(NOT_STARTED))
     except StartFailure as failure:
         run.failure = failure
     if run.failure is not None:
         log.error("%s", run.failure)
+        if run.cleanup is None:
+            _write_nothing_started(outputs)
         why = f"the server never came: {run.failure}"
         run.rows = [row for arm, _ in passes for row in not_sent(items, arm, why)]
     return run
@@ -214,8 +219,12 @@ def _probe(spec: ClientSpec) -> Probe:
     return probe
 
 
-def _recorder(path: Path) -> Callable[[Cleanup], None]:
-    return lambda cleanup: write_json(path, asdict(cleanup))
+def _write_nothing_started(outputs: Outputs) -> None:
+    """What a server leaves that was never started."""
+    for path in (outputs.server_log, outputs.devices):
+        with atomic_path(path) as empty:
+            empty.touch()
+    write_json(outputs.cleanup, asdict(NOT_STARTED))
 
 
 def _changed(start: Identity, end: Identity, plan: Mapping[str, Any]) -> list[str]:

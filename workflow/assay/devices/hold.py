@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -80,7 +80,7 @@ def hold(plan: Mapping[str, Any], base: Mapping[str, str], samples: Path) -> Ite
     look = partial(discover, vendor, options)
     pool = candidates(look().devices, base)
     fit = unfit(partial(look, (Reading.MEMORY_USED,)), options.limits)
-    with lease(pool, plan["gpus"], options.lock_dir, options.settle_s, plan["config"], fit) as leased:
+    with lease(pool, plan["gpus"], options.lock_dir, options.lease_s, plan["config"], fit, options.settle_s) as leased:
         indices = [device.index for device in leased.devices]
         before, report = settle(look, indices, options)
         report.require()
@@ -89,12 +89,14 @@ def hold(plan: Mapping[str, Any], base: Mapping[str, str], samples: Path) -> Ite
         quick = partial(look, ())  # no tool is asked: they take seconds
         with (
             _compared(held.evidence, partial(_after, look, before, leased.devices, options)),
-            watch(quick, indices, held.pids, samples, options.poll_s) as seen,
+            ExitStack() as watching,
         ):
+            seen = watching.enter_context(watch(quick, indices, held.pids, samples, options.poll_s))
             try:
                 yield held
             finally:
-                held.evidence["during"] = _seen(seen, options)
+                watching.close()  # what its last look sees counts too
+                held.evidence["during"] = _seen(seen, leased.devices, options)
 
 
 @contextmanager
@@ -142,12 +144,15 @@ def _report(report: Report) -> dict[str, Any]:
     }
 
 
-def _seen(seen: Watch, options: DeviceOptions) -> dict[str, Any]:
+def _seen(seen: Watch, leased: Sequence[Device], options: DeviceOptions) -> dict[str, Any]:
     spread = seen.clock_spread(options.limits)
+    ours = set(map(str, leased))
     return {
         "looks": seen.looks,
-        "failed": seen.failed,
+        "failed": list(dict.fromkeys(seen.failed)),  # a sensor that is gone says the same every second
         "strangers": [asdict(stranger) for stranger in seen.strangers.values()],
+        "astray": sorted(seen.used - ours),
+        "unused": sorted(ours - seen.used - seen.blind),
         "blind": sorted(seen.blind),
         "clock_spread": asdict(spread) if spread else None,
     }

@@ -62,7 +62,7 @@ class Topology:
 
 
 def topology(sysfs: Path) -> Topology | None:
-    """The KFD topology, or None where there is none (no amdgpu driver).
+    """The KFD topology, or None where there is none (no amdgpu driver), or it may not be read.
 
     ROCr numbers its agents by node. A node that may not be read, or is not there, is hidden by the device cgroup of
     this container or job, and has no number.
@@ -70,13 +70,14 @@ def topology(sysfs: Path) -> Topology | None:
     Raises:
         DeviceError: a node that can be read is incomplete, or what the kernel says of it does not agree.
     """
-    folder = sysfs / NODES
-    if not folder.is_dir():
+    try:
+        nodes = sorted((sysfs / NODES).iterdir(), key=lambda path: int(path.name))
+    except OSError:
         return None
     links = [link.resolve() for link in sorted((sysfs / "class/drm").glob("*/device"))]
     folders = {folder.name: folder for folder in links}
     agents, hidden = [], []
-    for path in sorted(folder.iterdir(), key=lambda path: int(path.name)):
+    for path in nodes:
         gpu_id = _read(path / "gpu_id")
         if gpu_id is None:
             hidden.append(int(path.name))

@@ -45,6 +45,7 @@ def lease(
     timeout_s: float,
     config: str,
     unfit: Unfit = lambda _: None,
+    unfit_s: float | None = None,
 ) -> Iterator[Lease]:
     """Hold the first `count` of `candidates` that nobody holds; all of them or none.
 
@@ -55,9 +56,10 @@ def lease(
         candidates: devices that will do, in the order of preference.
         count: how many.
         lock_dir: where the locks lie; may use environment variables.
-        timeout_s: how long to wait.
+        timeout_s: how long to wait, as in a queue, for jobs that hold some of them.
         config: what they are for; for people.
         unfit: why a device may not be taken although nobody leases it; asked once it is ours. See `health.unfit`.
+        unfit_s: how long to wait once no job holds any, so that only unfit ones are in the way; default: `timeout_s`.
 
     Raises:
         DeviceError: there are too few candidates, or too few became free in time (their holders are named), or the
@@ -68,12 +70,18 @@ def lease(
     if lock_dir is None:
         raise DeviceError("the site names no place for leases: set devices.lock_dir to a directory that all jobs share")
     folder = Path(os.path.expandvars(lock_dir)).expanduser()
-    deadline = time.monotonic() + timeout_s
+    patience_s = timeout_s if unfit_s is None else unfit_s
+    alone = time.monotonic()  # since when no job holds any of them
+    deadline = alone + timeout_s
     with ExitStack() as stack:
         while not (taken := _take(candidates, count, folder, stack, unfit)):
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if _any_leased(folder, candidates):
+                alone = now
+            if now > deadline or now > alone + patience_s:
                 raise DeviceError(
-                    f"{count} of {_list(candidates)} did not become free within {timeout_s:g} s: "
+                    f"{count} of {_list(candidates)} did not become free within "
+                    f"{timeout_s if now > deadline else patience_s:g} s: "
                     + "; ".join(_who(folder, device, unfit) for device in candidates)
                 )
             time.sleep(random.uniform(0.1, 1) * min(RETRY_S, max(0.01, deadline - time.monotonic())))
@@ -148,6 +156,11 @@ def _signed(folder: Path, pci: str, config: str) -> Iterator[None]:
     finally:
         with suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def _any_leased(folder: Path, candidates: Sequence[Device]) -> bool:
+    with ExitStack() as stack:
+        return not all(_try(folder, pci, stack) for pci in dict.fromkeys(device.pci for device in candidates))
 
 
 def _who(folder: Path, device: Device, unfit: Unfit) -> str:

@@ -39,6 +39,7 @@ class Watch:
     looks: int = 0
     failed: list[str] = field(default_factory=list)  # looks that gave no answer, and why
     strangers: dict[int, Stranger] = field(default_factory=dict)  # by process id
+    used: set[str] = field(default_factory=set)  # devices, ours or not, that our server's processes were on
     blind: set[str] = field(default_factory=set)  # devices whose processes no source lists: a stranger goes unseen
     clocks: dict[str, list[float]] = field(default_factory=dict)  # device -> MHz
 
@@ -61,6 +62,9 @@ class Watch:
     def take(self, node: Node, indices: Sequence[int], own: Collection[int], utc: str) -> list[dict[str, Any]]:
         """Take one look into account; its samples."""
         self.looks += 1
+        self.used |= {
+            str(device) for device in node.devices if any(one.certain and one.pid in own for one in device.holders)
+        }
         samples = []
         for device in node.pick(indices):
             others = [

@@ -51,13 +51,10 @@ def apptainer_command(launch: ContainerLaunch, argv: Sequence[str]) -> list[str]
 def apptainer_environment(launch: ContainerLaunch, base: Mapping[str, str]) -> dict[str, str]:
     """The environment to run Apptainer in: `base`, with what the server shall see and nothing else that it would.
 
-    GPUs are chosen by a mask: Apptainer shows all of them.
+    `launch.env` holds the mask that chooses among the GPUs: Apptainer shows all of them.
     """
-    inside = dict(launch.env)
-    if launch.gpus:
-        inside["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
     kept = {key: value for key, value in base.items() if not key.startswith(_NOT_OURS)}
-    return kept | {f"{_INTO_CONTAINER}{key}": value for key, value in inside.items()}
+    return kept | {f"{_INTO_CONTAINER}{key}": value for key, value in launch.env.items()}
 
 
 def process_launch(launch: ContainerLaunch, base: Mapping[str, str]) -> ProcessLaunch:

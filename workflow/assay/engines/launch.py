@@ -14,7 +14,7 @@ from assay.engines import images, tenants
 from assay.engines.container import ContainerLaunch, Mount
 from assay.engines.plan import fill_instance, server_environment
 from assay.engines.process import ProcessLaunch
-from assay.engines.server import FailureKind, Launch, free_port
+from assay.engines.server import FailureKind, Launch, free_ports
 
 
 def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path, held: Held) -> Launch:
@@ -26,8 +26,8 @@ def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path, held:
         folder: the instance's own.
         held: its devices.
     """
-    ports = {name: free_port(plan["host"]) for name in plan["side_ports"]}
-    argv, env = fill_instance(plan, str(folder), ports)
+    ports = free_ports(plan["host"], len(plan["side_ports"]))
+    argv, env = fill_instance(plan, str(folder), dict(zip(plan["side_ports"], ports, strict=True)))
     if plan["container"] is not None:
         return _in_container(plan, argv, env, held)
     base = without_masks(base) if held.devices else base
@@ -42,9 +42,10 @@ def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path, held:
 
 def _in_container(plan: Mapping[str, Any], argv: list[str], env: dict[str, str], held: Held) -> ContainerLaunch:
     spec = plan["container"]
-    # An engine's own GPU support shows the container our devices and no other, so a mask would count them wrong.
     given = tuple(device.uuid or str(device.index) for device in held.devices if device.vendor == Vendor.NVIDIA)
-    mask = {} if given else held.env
+    # Docker's own GPU support shows the container our devices and no other, so a mask would count them wrong.
+    # Apptainer's shows all of them, and /dev/dri holds all of AMD's.
+    mask = {} if given and spec["runtime"] == "docker" else held.env
     return ContainerLaunch(
         argv=tuple(argv),
         env={**env, **mask},

@@ -30,6 +30,7 @@ from assay.config import (
     Resolved,
     lookup,
 )
+from assay.devices.masks import without_masks
 from assay.errors import ConfigError
 from assay.fingerprint import fingerprint
 from assay.provenance import LIBRARIES, folder_state, versions
@@ -140,6 +141,11 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
     }
     fault_argv = ["--fault", resolved.fault.argument] if resolved.fault else []
     environment = {**ACCESS[kind].env, **arm.env, **device.env}
+    if chosen.gpus and (masks := environment.keys() - without_masks(environment)):
+        raise ConfigError(
+            f"config/arms/{entry.arm}.yaml: env.{min(masks)}: which devices a server sees is the lease's to say, and "
+            "two masks would pick from one another; take it out"
+        )
     filled = {
         where: _fill(text, values, f"config/arms/{entry.arm}.yaml: {where}")
         for where, text in _templates(arm, environment)

@@ -363,9 +363,16 @@ def boot_id() -> str | None:
 
 def free_port(host: str) -> int:
     """A port of `host` that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    return free_ports(host, 1)[0]
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports of `host`, no two the same, that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def listeners(host: str, port: int) -> set[int | None]:

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from scipy import stats as distributions
 
 from assay.canonical import sha256_json, sha256_lines, sha256_text
-from assay.config import CaveatCode, Dtype, TextGates
+from assay.config import Dtype, TextGates
 from assay.metrics import stats
 from assay.records import Status
 from assay.verdicts.evidence import JUDGE, cover, reference_problems, summarise_evidence
@@ -254,10 +254,11 @@ def decide(
     """One status and one reason, by precedence:
 
     1. ERROR when no gate can be believed: no planned item, a reference that cannot be trusted, code that changed while
-       it served. A server that ended by itself before it was ready needs no gate to be believed: FAIL(startup).
+       it served, another execution provider than was asked for. A server that ended by itself before it was ready needs
+       no gate to be believed: FAIL(startup).
     2. FAIL: a planned request without a scored response, or a failing gate whose controls behaved.
     3. ERROR: an instance that never came up for a reason of ours or unknown, a gate with misbehaving controls, a server
-       that left something behind.
+       that left something behind, on its devices too.
     4. INCONCLUSIVE: a required gate that could not decide, or a bound above the `claim_rate` asked for.
     5. PASS_WITH_CAVEAT with any caveat (`reference` False: self-consistency only); else PASS.
     """
@@ -332,7 +333,7 @@ def _not_as_asked(instances: Sequence[Instance]) -> list[str]:
 def _unclean(instances: Sequence[Instance]) -> list[str]:
     changed = [
         f"instance {entry.instance} did not leave its devices as they were: "
-        + "; ".join(entry.devices.after.said("refuse"))
+        + "; ".join(entry.devices.after.said("refuse") or entry.devices.after.said("unknown"))
         for entry in instances
         if entry.devices and entry.devices.after.outcome == "refuse"
     ]
@@ -397,12 +398,7 @@ def _caveats(
     if image_by_tag:
         why = f"the image {image_by_tag} ran without a digest: the same tag may be another image tomorrow"
         found.append(Caveat(code="image_by_tag", detail=why))
-    found += [
-        Caveat(code=code, detail=f"instance {entry.instance}: {why}")
-        for entry in instances
-        if entry.devices
-        for code, why in _device_caveats(entry.devices)
-    ]
+    found += [caveat for entry in instances if entry.devices for caveat in _device_caveats(entry, entry.devices)]
     if not reference:
         found.append(Caveat(code="self_consistency_only", detail="no reference: a deterministic fault stays unseen"))
     found += [
@@ -415,16 +411,32 @@ def _caveats(
     return [caveat for index, caveat in enumerate(found) if caveat not in found[:index]]
 
 
-def _device_caveats(devices: Devices) -> Iterator[tuple[CaveatCode, str]]:
+def _device_caveats(entry: Instance, devices: Devices) -> Iterator[Caveat]:
     """What was not as it should be with an instance's devices, though it could be measured."""
-    if devices.during.strangers:
-        who = ", ".join(f"pid {one['pid']} ({one['name']}) on {one['device']}" for one in devices.during.strangers)
-        yield "co_tenant", f"others used its devices while it ran: {who}"
-    if devices.before.outcome != "pass":
-        yield "device_health", "; ".join(devices.before.said("warn", "unknown"))
-    unseen = [*devices.during.failed[:1], *(f"nobody lists the processes on {name}" for name in devices.during.blind)]
-    if unseen or not devices.during.looks:
-        yield "device_unwatched", "; ".join(unseen) or "its devices were never looked at while it ran"
+    during, instance = devices.during, entry.instance
+    wrong = [f"its processes were on {name}, which it was not given" for name in during.astray]
+    if entry.startup.ready and during.looks:
+        wrong += [f"none of its processes was seen on {name}, which it was given" for name in during.unused]
+    if wrong:
+        yield Caveat(code="device_use", detail=f"instance {instance}: {'; '.join(wrong)}")
+    if during.strangers:
+        who = ", ".join(
+            f"{one['name'] or 'a process'} (pid {one['pid']}) on {one['device']}" for one in during.strangers
+        )
+        yield Caveat(code="co_tenant", detail=f"instance {instance}: others used its devices while it ran: {who}")
+    unwell = [
+        f"{when} it ran: {said}"
+        for when, report in (("before", devices.before), ("after", devices.after))
+        if report.outcome == "warn"
+        for said in report.said("warn", "unknown")
+    ]
+    if unwell:
+        yield Caveat(code="device_health", detail=f"instance {instance}: {'; '.join(unwell)}")
+    unseen = [*during.failed[:1], *(f"no source lists the processes on {name}" for name in during.blind)]
+    if not during.looks:
+        unseen.append("its devices were never looked at while it ran")
+    if unseen:
+        yield Caveat(code="device_unwatched", detail=f"instance {instance}: {'; '.join(unseen)}")
 
 
 # --- configs without machinery -----------------------------------------------------------------------------------

@@ -283,7 +283,7 @@ class Death(Strict):
 class DeviceReport(Strict):
     """What the health gates said of an instance's devices."""
 
-    outcome: Literal["pass", "unknown", "warn", "refuse"]
+    outcome: Literal["pass", "warn", "refuse"]
     checks: list[dict[str, JsonValue]]
     elsewhere: list[str] = Field(default=[], description="Processes of others on devices that are not ours")
     error: str | None = None
@@ -300,9 +300,11 @@ class DevicesSeen(Strict):
     """What was seen of an instance's devices while it ran."""
 
     looks: Count
-    failed: list[str] = Field(description="Looks that gave no answer")
+    failed: list[str] = Field(description="Why looks gave no answer, each reason once")
     strangers: list[dict[str, JsonValue]] = Field(description="Processes of others that came onto them")
-    blind: list[str] = Field(description="Devices whose processes no source lists")
+    astray: list[str] = Field(description="Devices that were not leased and that its processes were on")
+    unused: list[str] = Field(description="Leased devices that none of its processes was seen on")
+    blind: list[str] = Field(description="Leased devices whose processes no source lists")
     clock_spread: dict[str, JsonValue] | None = None
 
 
