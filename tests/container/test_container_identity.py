@@ -14,7 +14,13 @@ from assay.engines.identity import changed, measure
 
 def plan(module, distribution):
     return {
-        "identity": {"module": module, "distribution": distribution, "version_route": "/version"},
+        "identity": {
+            "module": module,
+            "distribution": distribution,
+            "version_route": "/version",
+            "health_route": None,
+            "native": [],
+        },
         "env": {"FROM_PLAN": "yes"},
     }
 

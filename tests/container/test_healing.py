@@ -30,7 +30,8 @@ launch = ContainerLaunch(**fields | {"mounts": tuple(Mount(**item) for item in f
 def record(cleanup):
     (folder / "cleanup.json").write_text(json.dumps(asdict(cleanup)))
 with serve(launch, folder / "server.log", probe, record) as server:
-    asked = {"identity": {"module": "served", "distribution": "served", "version_route": None}, "env": {}}
+    probed = {"module": "served", "distribution": "served", "version_route": None, "health_route": None, "native": []}
+    asked = {"identity": probed, "env": {}}
     identity = asdict(measure(server, asked, dict(os.environ)))
     (folder / "identity.json").write_text(json.dumps(identity))
     (folder / "pids.json").write_text(json.dumps(sorted(server.tree())))
