@@ -379,6 +379,14 @@ def test_an_unsupported_config_says_why():
     assert parse_verdict(verdict.model_dump(mode="json"), "x") == verdict
 
 
+def test_a_backend_that_is_not_the_one_asked_for_is_a_caveat():
+    said = {"attention main": "asked ROCM_AITER_FA → picked TRITON_ATTN (line 9)"}
+    verdict = judge(World(), **with_instances(second={"facts": Facts(statements=said, otherwise=["attention main"])}))
+    (caveat,) = verdict.caveats
+    assert caveat.code == "not_as_asked" and said["attention main"] in caveat.detail and "instance 1" in caveat.detail
+    assert judge(World(), **with_instances(second={"facts": Facts(statements=said)})).caveats == []
+
+
 def test_an_instance_is_read_from_its_files_and_an_unmeasured_end_counts_as_changed():
     identity = {
         "instance": 0,
@@ -390,10 +398,11 @@ def test_an_instance_is_read_from_its_files_and_an_unmeasured_end_counts_as_chan
         "devices": None,
     }
     cleanup = {"stopped_by": "SIGINT", "seconds": 1.0, "exit_code": 0, "leftover": [], "port_free": True, "clean": True}
-    facts = {"statements": {"attention main": "unknown: not logged"}, "unmatched": [{}], "refused": None}
+    said = {"attention main": "unknown: not logged"}
+    facts = {"statements": said, "unmatched": [{}], "otherwise": [], "refused": None}
     found = Instance.measured(identity, cleanup, facts, ["served_0_alone"])
     assert found.changed and found.devices is None
-    assert found.facts == Facts(statements={"attention main": "unknown: not logged"}, unmatched=1)
+    assert found.facts == Facts(statements=said, unmatched=1)
     held = devices().model_dump(mode="json")
     assert Instance.measured(identity | {"devices": held}, cleanup, facts, []).devices == devices()
     assert Instance.measured(identity, cleanup, facts | {"refused": "no"}, []).facts.refused == "no"

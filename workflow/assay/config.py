@@ -58,6 +58,7 @@ CaveatCode = Literal[
     "lossy_items",
     "needles_lost",
     "no_solved_needles",
+    "not_as_asked",
     "not_reproduced",
     "prompt_unchecked",
     "retokenised",

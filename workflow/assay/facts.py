@@ -15,8 +15,9 @@ from assay.store import write_json
 def facts(log_path: Path, rules: Mapping[str, Any], output: Path) -> None:
     """Read a server's log and write what it says, JSON.
 
-    `facts` and `unmatched` are as `assay facts --json` prints them. `statements` puts them together, by question.
-    `refused` says that another execution provider runs than was asked for, or is null.
+    `facts` and `unmatched` are as `assay facts --json` prints them. `statements` puts them together, by question;
+    `otherwise` are the questions whose answer is not what was asked for. `refused` says that another execution provider
+    runs than was asked for, or is null.
 
     Args:
         log_path: the log.
@@ -32,5 +33,13 @@ def facts(log_path: Path, rules: Mapping[str, Any], output: Path) -> None:
         require_logged_provider(found.facts)
     except ServerError as error:
         refused = str(error)
-    statements = {item.question: str(item) for item in resolve(found.facts)} if rules else {}
-    write_json(output, {**found.as_json(), "statements": statements, "refused": refused})
+    statements = resolve(found.facts) if rules else []
+    write_json(
+        output,
+        {
+            **found.as_json(),
+            "statements": {item.question: str(item) for item in statements},
+            "otherwise": [item.question for item in statements if item.otherwise],
+            "refused": refused,
+        },
+    )

@@ -261,6 +261,15 @@ class Statement:
         parts = [self.kind.value, self.role or "", f"(stage {self.stage})" if self.stage else ""]
         return " ".join(part for part in parts if part)
 
+    @property
+    def otherwise(self) -> bool:
+        """Whether the log says anything but what was asked for: it was turned down, another was picked, or processes
+        disagree. Names are compared without case: engines spell one in several."""
+        asked = {fact.value.casefold() for fact in self.asked}
+        picked = {fact.value.casefold() for facts in self.picked.values() for fact in facts}
+        turned_down = any(fact.status is FactStatus.REJECTED for fact in self.asked)
+        return turned_down or not self.agreed or bool(asked and picked - asked)
+
     def __str__(self) -> str:
         asked = ", ".join(f"{fact.value}{' (rejected)' * (fact.status is FactStatus.REJECTED)}" for fact in self.asked)
         if not asked:

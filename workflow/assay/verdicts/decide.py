@@ -399,6 +399,11 @@ def _caveats(
         why = f"the image {image_by_tag} ran without a digest: the same tag may be another image tomorrow"
         found.append(Caveat(code="image_by_tag", detail=why))
     found += [caveat for entry in instances if entry.devices for caveat in _device_caveats(entry, entry.devices)]
+    found += [
+        Caveat(code="not_as_asked", detail=f"instance {entry.instance}: {name}: {entry.facts.statements[name]}")
+        for entry in instances
+        for name in entry.facts.otherwise
+    ]
     if not reference:
         found.append(Caveat(code="self_consistency_only", detail="no reference: a deterministic fault stays unseen"))
     found += [

@@ -322,7 +322,8 @@ class Facts(Strict):
 
     statements: dict[str, str] = Field(default={}, description="Question -> asked and picked, as logged")
     unmatched: Count = Field(default=0, description="Messages that may hold a fact and that no rule reads")
-    refused: str | None = Field(default=None, description="What was asked for and is not what was picked")
+    otherwise: list[str] = Field(default=[], description="Questions whose answer is not what was asked for")
+    refused: str | None = Field(default=None, description="The execution provider that runs, if another was asked for")
 
 
 class Instance(Strict):
@@ -363,6 +364,7 @@ class Instance(Strict):
                 "facts": {
                     "statements": facts["statements"],
                     "unmatched": len(facts["unmatched"]),
+                    "otherwise": facts["otherwise"],
                     "refused": facts["refused"],
                 },
             }
