@@ -54,6 +54,15 @@ def test_an_edited_gate_reruns_the_verdict_alone(workspace):
         workspace.restore(file)
 
 
+def test_other_log_rules_read_the_logs_again_and_serve_nothing(workspace):
+    file = "config/arms/transformers-serve.yaml"
+    try:
+        workspace.edit(file, "start_limit_s: 300", "start_limit_s: 300\nlog_rules: [vllm]")
+        assert workspace.planned(TARGET) == {"facts": 2, "verdict": 1}
+    finally:
+        workspace.restore(file)
+
+
 def test_a_changed_server_flag_reruns_from_the_serve_plan_on(workspace):
     file = "config/arms/transformers-serve.yaml"
     try:
@@ -61,6 +70,7 @@ def test_a_changed_server_flag_reruns_from_the_serve_plan_on(workspace):
         assert workspace.planned(TARGET) == {
             "serve_config": 1,
             "generate": 2,
+            "facts": 2,
             "judge": 2,
             "score": 1,
             "verdict": 1,
