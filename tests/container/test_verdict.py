@@ -13,7 +13,7 @@ from assay.gate import read_verdict
 from assay.records import Status
 from assay.store import read_json, read_rows
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")
