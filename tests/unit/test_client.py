@@ -8,8 +8,21 @@ import math
 from pathlib import Path
 
 import pytest
-from fakes import RESET, FakeServer, chat_body, chat_chunk, http, json_reply, sse_head, sse_reply, unused_port
+from fakes import (
+    RESET,
+    FakeServer,
+    app_server,
+    chat_body,
+    chat_chunk,
+    http,
+    json_reply,
+    sse_head,
+    sse_reply,
+    unused_port,
+)
+from fastapi import FastAPI, Request
 
+from assay.client import transport
 from assay.client.openai import OpenAIPlan, request_body
 from assay.client.sse import Event, events
 from assay.client.transport import not_sent, probe_generation, send_set
@@ -306,6 +319,27 @@ def test_the_retry_can_succeed_and_is_counted():
     with FakeServer(script) as server:
         (row,) = asyncio.run(send_set(plan_for(server.url), [item()], "a", 1))
     assert (row["status"], row["attempts"]) == ("ok", 2)
+
+
+@pytest.mark.parametrize(("idle_s", "connections"), [(0.0, 1), (0.5, 2)])
+def test_a_connection_is_not_used_again_when_the_server_may_be_closing_it(monkeypatch, idle_s, connections):
+    monkeypatch.setattr(transport, "KEEPALIVE_S", 0.2)
+    app, ports = FastAPI(), set()
+
+    @app.post("/v1/chat/completions")
+    async def answer(request: Request) -> dict:
+        ports.add(request.client.port)
+        return {}
+
+    async def twice(plan):
+        async with transport._http(plan, 1) as client:
+            await client.post("/v1/chat/completions")
+            await asyncio.sleep(idle_s)
+            await client.post("/v1/chat/completions")
+
+    with app_server(app) as url:
+        asyncio.run(twice(plan_for(url)))
+    assert len(ports) == connections
 
 
 def test_a_refused_connection_is_a_transport_error():

@@ -18,6 +18,7 @@ from assay.records import RESPONSES, Evidence, ResponseStatus
 
 Row = dict[str, Any]
 PROBE_TEXT = "Hello"
+KEEPALIVE_S = 1.0  # uvicorn closes a connection that is idle for 5 s, and a request sent into that moment is lost
 _ATTEMPTS = 2
 
 
@@ -151,7 +152,9 @@ async def post(http: httpx.AsyncClient, path: str, attempt: Attempt, **content: 
 
 @asynccontextmanager
 async def _http(plan: Plan, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    limits = httpx.Limits(
+        max_connections=concurrency, max_keepalive_connections=concurrency, keepalive_expiry=KEEPALIVE_S
+    )
     # Time is limited per attempt, not per read: a stream that drips forever must end too. Environment proxies are not
     # for a server of our own.
     async with httpx.AsyncClient(base_url=plan.base_url, limits=limits, timeout=None, trust_env=False) as client:
