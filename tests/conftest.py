@@ -5,7 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import FAKE, wait_until
 
+from assay.engines.server import free_port, listeners
+
+HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[1]
 
 
@@ -21,3 +25,14 @@ def fetched():
         return ROOT / "resources"
 
     return get
+
+
+@pytest.fixture
+def stranger():
+    """A healthy server that is not ours, and its port."""
+    port = free_port(HOST)
+    process = subprocess.Popen([sys.executable, str(FAKE), f"--port={port}"])
+    assert wait_until(lambda: listeners(HOST, port) == {process.pid})
+    yield port
+    process.kill()
+    process.wait()

@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import httpx
@@ -131,17 +129,6 @@ def test_a_worker_that_forked_twice_into_its_own_session_is_found_and_ended(with
 
 
 # --- ports --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stranger():
-    """A healthy server that is not ours, and its port."""
-    port = free_port(HOST)
-    process = subprocess.Popen([sys.executable, str(FAKE), f"--port={port}"])
-    assert wait_until(lambda: listeners(HOST, port) == {process.pid})
-    yield port
-    process.kill()
-    process.wait()
 
 
 @pytest.mark.parametrize("host_network", [False, True])

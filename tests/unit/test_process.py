@@ -10,9 +10,10 @@ import httpx
 import psutil
 import pytest
 from processes import FAKE, alive, probe, wait_until
+from serving import failure_of, run
 
 from assay.engines.process import ProcessLaunch
-from assay.engines.server import FailureKind, StartFailure, free_port, listeners, serve
+from assay.engines.server import FailureKind, free_port, listeners, serve
 from assay.errors import StoreError
 
 HOST = "127.0.0.1"
@@ -21,24 +22,6 @@ HOST = "127.0.0.1"
 def fake(*flags, start_limit_s=20.0, stop_grace_s=5.0):
     argv = (sys.executable, str(FAKE), "--port={port}", *map(str, flags))
     return ProcessLaunch(argv, dict(os.environ), HOST, start_limit_s, stop_grace_s)
-
-
-def run(launch, tmp_path, body=lambda server: None, **options):
-    """Serve, run `body`, return what `on_stop` was told, each time."""
-    stops = []
-    with serve(launch, tmp_path / "server.log", probe, stops.append, **options) as server:
-        body(server)
-    return stops
-
-
-def failure_of(launch, tmp_path, **options):
-    stops = []
-    with (
-        pytest.raises(StartFailure) as caught,
-        serve(launch, tmp_path / "server.log", probe, stops.append, **options),
-    ):
-        pytest.fail("the server counted as ready")
-    return caught.value, stops
 
 
 def test_a_server_is_ready_after_a_real_generation_and_gone_afterwards(tmp_path):
@@ -142,17 +125,6 @@ def test_nothing_is_left_when_the_watchdog_itself_is_killed(tmp_path):
     [cleanup] = run(fake("--escape", worker), tmp_path, body)
     assert cleanup.clean and cleanup.stopped_by == "SIGKILL"
     assert not any(alive(pid) for pid in pids)
-
-
-@pytest.fixture
-def stranger():
-    """A healthy server that is not ours, and its port."""
-    port = free_port(HOST)
-    process = subprocess.Popen([sys.executable, str(FAKE), f"--port={port}"])
-    assert wait_until(lambda: listeners(HOST, port) == {process.pid})
-    yield port
-    process.kill()
-    process.wait()
 
 
 @pytest.mark.parametrize("flag", ["--stubborn", "--never-listen"])  # one dies of the busy port, one never binds it

@@ -6,9 +6,9 @@ Letters (B, C, R, P, N, M) are those a verdict prints as the name of a test.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -245,16 +245,8 @@ def paired_shift(d: npt.ArrayLike, seed: int, confidence: float = 0.95, resample
         return Shift(point, low, high, confidence, "wilcoxon")
     if np.ptp(values) == 0:
         return Shift(point, point, point, confidence, "bca")
-    interval = stats.bootstrap(
-        (values,),
-        np.mean,
-        n_resamples=resamples,
-        batch=max(1, _CHUNK // len(values)),
-        confidence_level=2 * confidence - 1,  # two one-sided bounds
-        method="BCa",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return Shift(point, float(interval.low), float(interval.high), confidence, "bca")
+    low, high = _bca_bounds((values,), np.mean, seed, confidence, resamples)
+    return Shift(point, low, high, confidence, "bca")
 
 
 def pooled_shift(
@@ -286,17 +278,25 @@ def pooled_shift(
     def rate(errors: Floats, words: Floats, axis: int) -> Floats:
         return np.asarray(errors.sum(axis=axis) / words.sum(axis=axis))
 
+    low, high = _bca_bounds((errors, words), rate, seed, confidence, resamples)
+    return Shift(point, low, high, confidence, "bca")
+
+
+def _bca_bounds(
+    samples: tuple[Floats, ...], statistic: Callable[..., Any], seed: int, confidence: float, resamples: int
+) -> tuple[float, float]:
+    """Two one-sided bounds of a statistic by BCa bootstrap; what `samples` hold of one item is drawn together."""
     interval = stats.bootstrap(
-        (errors, words),
-        rate,
-        paired=True,
+        samples,
+        statistic,
+        paired=len(samples) > 1,
         n_resamples=resamples,
-        batch=max(1, _CHUNK // len(errors)),
-        confidence_level=2 * confidence - 1,  # two one-sided bounds
+        batch=max(1, _CHUNK // len(samples[0])),
+        confidence_level=2 * confidence - 1,
         method="BCa",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Shift(point, float(interval.low), float(interval.high), confidence, "bca")
+    return float(interval.low), float(interval.high)
 
 
 def _wilcoxon_bounds(values: Floats, alpha: float) -> tuple[float, float]:
