@@ -14,7 +14,8 @@ from serving import failure_of, run
 
 from assay.engines import container
 from assay.engines.container import Mount
-from assay.engines.server import FailureKind, free_port, listeners
+from assay.engines.server import free_port, listeners
+from assay.records import FailureKind
 
 HOST = "127.0.0.1"
 

@@ -9,7 +9,8 @@ from docker.models.containers import ContainerCollection
 from serving import failure_of, run
 
 from assay.engines.images import check_digest
-from assay.engines.server import FailureKind, StartFailure
+from assay.engines.server import StartFailure
+from assay.records import FailureKind
 
 DIGEST = "sha256:df6bdd858b04a93f21e629dd90aaa9dd79a32c431b15ce63e268dc1e665c0b1d"
 

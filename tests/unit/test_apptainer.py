@@ -10,8 +10,9 @@ from processes import FAKE, alive, probe
 
 from assay.engines.apptainer import apptainer_command, apptainer_environment
 from assay.engines.container import ContainerLaunch, Mount
-from assay.engines.server import FailureKind, StartFailure, serve
+from assay.engines.server import StartFailure, serve
 from assay.errors import ConfigError
+from assay.records import FailureKind
 
 DIGEST = "sha256:" + "a" * 64
 IMAGE = f"docker://registry.example/served@{DIGEST}"

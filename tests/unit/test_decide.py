@@ -5,9 +5,8 @@ import pytest
 from pydantic import ValidationError
 from synthetic import ALL_SERVED, SERVED, TOOL, World, check, devices, instance
 
-from assay.engines.server import FailureKind
 from assay.errors import StoreError
-from assay.records import Status
+from assay.records import FailureKind, Status
 from assay.verdicts.decide import judge_run, unsupported_verdict
 from assay.verdicts.model import (
     Cleanup,

@@ -18,10 +18,10 @@ from assay.client.transport import not_sent
 from assay.config import load, read_yaml
 from assay.devices import health
 from assay.engines.plan import effective_options, serve_plan
-from assay.engines.server import FailureKind, StartFailure
+from assay.engines.server import StartFailure
 from assay.errors import ServerError, StoreError
 from assay.generate import Outputs, generate
-from assay.records import Status
+from assay.records import FailureKind, Status
 from assay.store import read_json, read_provenance, read_rows, write_json
 from assay.verdicts.decide import decide
 from assay.verdicts.model import Coverage, Instance, Unscored

@@ -13,8 +13,9 @@ from processes import FAKE, alive, probe, wait_until
 from serving import failure_of, run
 
 from assay.engines.process import ProcessLaunch
-from assay.engines.server import FailureKind, free_port, listeners, serve
+from assay.engines.server import free_port, listeners, serve
 from assay.errors import StoreError
+from assay.records import FailureKind
 
 HOST = "127.0.0.1"
 

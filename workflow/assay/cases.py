@@ -22,7 +22,7 @@ from assay.config import TextGates
 from assay.errors import StoreError
 from assay.media.audio import Container, decode, encode_wav
 from assay.metrics import audio, speech, stats, text
-from assay.records import SCORES, Status
+from assay.records import SCORES, FailureKind, Status
 from assay.verdicts.decide import decide, item_claim
 from assay.verdicts.evidence import JUDGE, reference_problems
 from assay.verdicts.gates import GateJudge, hard_gate, noninferiority, structure_gate
@@ -440,7 +440,7 @@ def _covered(planned: int, failed: int = 0, reason: str = "") -> Coverage:
 
 
 def _instance(*, never_ready: str | None = None, changed: list[str] | None = None) -> Instance:
-    failure = StartupFailure(kind="not_ready", message=never_ready) if never_ready else None
+    failure = StartupFailure(kind=FailureKind.NOT_READY, message=never_ready) if never_ready else None
     return Instance(
         instance=0,
         arms=[ARM],

@@ -28,7 +28,6 @@ from assay.engines.server import (
     POLL_S,
     Cleanup,
     Death,
-    FailureKind,
     Probe,
     Server,
     StartFailure,
@@ -38,7 +37,7 @@ from assay.engines.tree import wrong_tree
 from assay.errors import DeviceError, ServerError, SourceError
 from assay.progress import progress
 from assay.provenance import provenance
-from assay.records import ResponseStatus
+from assay.records import FailureKind, ResponseStatus
 from assay.samples.lock import load_set
 from assay.sources.manifest import verify_weights
 from assay.store import atomic_path, read_json, table_from_rows, write_json, write_table

@@ -37,6 +37,20 @@ class ResponseStatus(StrEnum):
     NOT_SENT = "not_sent"  # the server was gone, or never came
 
 
+class FailureKind(StrEnum):
+    """Why a server never became ready."""
+
+    CANNOT_START = "cannot_start"  # no such program, mount or device, or it may not be run
+    EXITED = "exited"
+    DEVICES_UNFIT = "devices_unfit"  # its devices cannot be told, are not free, or not fit to measure on
+    OUT_OF_MEMORY = "out_of_memory"  # the kernel ended it, or a process of it, at its memory limit
+    NOT_READY = "not_ready"  # no generation within the start limit
+    PORT_TAKEN = "port_taken"  # somebody else answers on the port
+    ENGINE_UNREACHABLE = "engine_unreachable"  # the container engine does not answer, or is not on this machine
+    IMAGE_MISSING = "image_missing"  # neither the engine nor the registry has it
+    IMAGE_MISMATCH = "image_mismatch"  # what came, or runs, is not what is pinned
+
+
 class Status(StrEnum):
     """Status of a gate and of a verdict, worst first."""
 

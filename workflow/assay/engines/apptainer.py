@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from assay.engines import images
 from assay.engines.container import ContainerLaunch, check_paths, host_path
 from assay.engines.process import ProcessLaunch, ProcessServer
-from assay.engines.server import FailureKind
 from assay.errors import ConfigError
+from assay.records import FailureKind
 
 COMMAND = "apptainer"
 FETCH_LIMIT_S = 3600  # an image of tens of GB is fetched and converted once

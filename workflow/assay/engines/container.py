@@ -31,7 +31,6 @@ from assay.engines.server import (
     POLL_S,
     Cleanup,
     Death,
-    FailureKind,
     Image,
     Launch,
     Server,
@@ -43,6 +42,7 @@ from assay.engines.server import (
 )
 from assay.engines.watchdog import LAST_GRACE_S
 from assay.errors import ServerError
+from assay.records import FailureKind
 
 log = logging.getLogger(__name__)
 

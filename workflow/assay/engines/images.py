@@ -19,8 +19,9 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.images import Image
 from urllib3.exceptions import HTTPError
 
-from assay.engines.server import FailureKind, StartFailure
+from assay.engines.server import StartFailure
 from assay.errors import ConfigError
+from assay.records import FailureKind
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from assay.engines import images, tenants
 from assay.engines.container import ContainerLaunch, Mount
 from assay.engines.plan import fill_instance, server_environment
 from assay.engines.process import ProcessLaunch
-from assay.engines.server import FailureKind, Launch, free_ports
+from assay.engines.server import Launch, free_ports
+from assay.records import FailureKind
 
 
 def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path, held: Held) -> Launch:

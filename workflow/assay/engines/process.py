@@ -23,7 +23,6 @@ from assay.engines.server import (
     POLL_S,
     Cleanup,
     Death,
-    FailureKind,
     Launch,
     Server,
     alive,
@@ -31,6 +30,7 @@ from assay.engines.server import (
     leftover_of,
 )
 from assay.errors import ServerError
+from assay.records import FailureKind
 
 TELL_LIMIT_S = 10  # on a busy machine
 

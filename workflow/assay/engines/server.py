@@ -17,13 +17,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 
 from assay.errors import ServerError, StoreError
+from assay.records import FailureKind
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +34,6 @@ TAIL_LINES, TAIL_BYTES = 30, 8192
 
 Probe = Callable[[str], Awaitable[str | None]]
 """Asks the server at a base URL for one real generation; None when it came, else why it did not."""
-
-
-class FailureKind(StrEnum):
-    """Why a server never became ready."""
-
-    CANNOT_START = "cannot_start"  # no such program, mount or device, or it may not be run
-    EXITED = "exited"
-    DEVICES_UNFIT = "devices_unfit"  # its devices cannot be told, are not free, or not fit to measure on
-    OUT_OF_MEMORY = "out_of_memory"  # the kernel ended it, or a process of it, at its memory limit
-    NOT_READY = "not_ready"  # no generation within the start limit
-    PORT_TAKEN = "port_taken"  # somebody else answers on the port
-    ENGINE_UNREACHABLE = "engine_unreachable"  # the container engine does not answer, or is not on this machine
-    IMAGE_MISSING = "image_missing"  # neither the engine nor the registry has it
-    IMAGE_MISMATCH = "image_mismatch"  # what came, or runs, is not what is pinned
 
 
 class StartFailure(ServerError):

@@ -11,7 +11,7 @@ from scipy import stats as distributions
 from assay.canonical import sha256_json, sha256_lines, sha256_text
 from assay.config import Dtype, TextGates
 from assay.metrics import stats
-from assay.records import Status
+from assay.records import FailureKind, Status
 from assay.verdicts.evidence import JUDGE, cover, reference_problems, summarise_evidence
 from assay.verdicts.gates import GATES, GREEDY, applicable, evaluate_gates
 from assay.verdicts.model import (
@@ -266,13 +266,13 @@ def decide(
     control_errors = _control_errors(controls or Controls(), alpha)
     steps = [
         (Status.ERROR, ["no item was planned: an empty sample set is never a pass"] if not coverage.planned else []),
-        (Status.FAIL, _startup(instances, "exited")),
+        (Status.FAIL, _startup(instances, FailureKind.EXITED)),
         (Status.ERROR, [*problems, *_changed(instances), *_not_as_asked(instances)]),
         (Status.FAIL, [*_uncovered(coverage, instances), *_failing(gates, control_errors)]),
         (
             Status.ERROR,
             [
-                *_startup(instances, *(kind for kind in _HOW if kind != "exited")),
+                *_startup(instances, *(kind for kind in _HOW if kind is not FailureKind.EXITED)),
                 *control_errors.values(),
                 *_unclean(instances),
                 *([] if gates else ["no gate was evaluated: nothing was measured"]),
@@ -297,7 +297,7 @@ def _sentence(reasons: Sequence[str]) -> str:
     return reasons[0] + (f" (and {others} more reason{'s' if others > 1 else ''})" if others else "")
 
 
-def _startup(instances: Sequence[Instance], *kinds: str) -> list[str]:
+def _startup(instances: Sequence[Instance], *kinds: FailureKind) -> list[str]:
     return [
         f"startup: instance {entry.instance} {_HOW[failure.kind]}: {failure.message}"
         for entry in instances
@@ -306,15 +306,15 @@ def _startup(instances: Sequence[Instance], *kinds: str) -> list[str]:
 
 
 _HOW = {
-    "exited": "ended by itself before it was ready",
-    "not_ready": "never became ready, nothing was measured",
-    "port_taken": "found its port taken, nothing was measured",
-    "cannot_start": "could not be started, nothing was measured",
-    "devices_unfit": "had no devices fit to measure on, nothing was measured",
-    "out_of_memory": "ran out of the memory it was given, nothing was measured",
-    "engine_unreachable": "had no container engine to run in, nothing was measured",
-    "image_missing": "had no image to run from, nothing was measured",
-    "image_mismatch": "would have run from an image that is not the one pinned, nothing was measured",
+    FailureKind.EXITED: "ended by itself before it was ready",
+    FailureKind.NOT_READY: "never became ready, nothing was measured",
+    FailureKind.PORT_TAKEN: "found its port taken, nothing was measured",
+    FailureKind.CANNOT_START: "could not be started, nothing was measured",
+    FailureKind.DEVICES_UNFIT: "had no devices fit to measure on, nothing was measured",
+    FailureKind.OUT_OF_MEMORY: "ran out of the memory it was given, nothing was measured",
+    FailureKind.ENGINE_UNREACHABLE: "had no container engine to run in, nothing was measured",
+    FailureKind.IMAGE_MISSING: "had no image to run from, nothing was measured",
+    FailureKind.IMAGE_MISMATCH: "would have run from an image that is not the one pinned, nothing was measured",
 }
 
 

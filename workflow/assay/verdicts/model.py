@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 
 from assay.config import CaveatCode, TextGates
 from assay.errors import StoreError
-from assay.records import Status
+from assay.records import FailureKind, Status
 
 SCHEMA_VERSION: Literal["assay/verdict/1"] = "assay/verdict/1"
 
@@ -233,17 +233,7 @@ class Determinism(Strict):
 class StartupFailure(Strict):
     """Why a server never got ready."""
 
-    kind: Literal[
-        "exited",
-        "not_ready",
-        "port_taken",
-        "cannot_start",
-        "devices_unfit",
-        "out_of_memory",
-        "engine_unreachable",
-        "image_missing",
-        "image_mismatch",
-    ]
+    kind: FailureKind
     message: str
     exit_code: int | None = None
     log_tail: str | None = None
@@ -277,7 +267,7 @@ class Death(Strict):
     message: str
     exit_code: int | None = None
     log_tail: str | None = None
-    kind: str | None = Field(default=None, description="Why, in the words of a start failure")
+    kind: FailureKind | None = None
 
 
 class DeviceReport(Strict):
