@@ -22,7 +22,6 @@ from fakes import (
 )
 from fastapi import FastAPI, Request
 
-from assay.client import transport
 from assay.client.openai import OpenAIPlan, request_body
 from assay.client.sse import Event, events
 from assay.client.transport import not_sent, probe_generation, send_set
@@ -319,27 +318,21 @@ def test_the_retry_can_succeed_and_is_counted():
     with FakeServer(script) as server:
         (row,) = asyncio.run(send_set(plan_for(server.url), [item()], "a", 1))
     assert (row["status"], row["attempts"]) == ("ok", 2)
+    assert row["error"].startswith("first attempt: ")
 
 
-@pytest.mark.parametrize(("idle_s", "connections"), [(0.0, 1), (0.5, 2)])
-def test_a_connection_is_not_used_again_when_the_server_may_be_closing_it(monkeypatch, idle_s, connections):
-    monkeypatch.setattr(transport, "KEEPALIVE_S", 0.2)
+def test_every_request_has_a_connection_of_its_own():
     app, ports = FastAPI(), set()
 
     @app.post("/v1/chat/completions")
     async def answer(request: Request) -> dict:
         ports.add(request.client.port)
-        return {}
-
-    async def twice(plan):
-        async with transport._http(plan, 1) as client:
-            await client.post("/v1/chat/completions")
-            await asyncio.sleep(idle_s)
-            await client.post("/v1/chat/completions")
+        return chat_body("hi")
 
     with app_server(app) as url:
-        asyncio.run(twice(plan_for(url)))
-    assert len(ports) == connections
+        rows = asyncio.run(send_set(plan_for(url), [item(n) for n in range(6)], "a", 2))
+    assert [row["status"] for row in rows] == ["ok"] * 6
+    assert len(ports) == 6
 
 
 def test_a_refused_connection_is_a_transport_error():

@@ -140,7 +140,7 @@ RESPONSES = pa.schema(
         pa.field("top_token_ids", pa.list_(_ids)),
         pa.field("top_logprobs", pa.list_(_logprobs)),  # nat, descending
         pa.field("output_sha256", pa.string()),
-        pa.field("error", pa.string()),
+        pa.field("error", pa.string()),  # also of a first attempt, where the second was answered
     ]
 )
 

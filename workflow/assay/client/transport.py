@@ -18,8 +18,6 @@ from assay.records import RESPONSES, Evidence, ResponseStatus
 
 Row = dict[str, Any]
 PROBE_TEXT = "Hello"
-KEEPALIVE_S = 1.0  # uvicorn closes a connection that is idle for 5 s, and a request sent into that moment is lost
-_ATTEMPTS = 2
 
 
 @dataclass
@@ -152,9 +150,9 @@ async def post(http: httpx.AsyncClient, path: str, attempt: Attempt, **content: 
 
 @asynccontextmanager
 async def _http(plan: Plan, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
-    limits = httpx.Limits(
-        max_connections=concurrency, max_keepalive_connections=concurrency, keepalive_expiry=KEEPALIVE_S
-    )
+    # A connection for each request: a server may close an idle one at any moment (uvicorn does after 5 s), and what is
+    # sent into that moment is lost. A client that is starved of CPU cannot even tell how long it has been idle.
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=0)
     # Time is limited per attempt, not per read: a stream that drips forever must end too. Environment proxies are not
     # for a server of our own.
     async with httpx.AsyncClient(base_url=plan.base_url, limits=limits, timeout=None, trust_env=False) as client:
@@ -163,12 +161,16 @@ async def _http(plan: Plan, concurrency: int) -> AsyncIterator[httpx.AsyncClient
 
 async def _ask(http: httpx.AsyncClient, exchange: Exchange, timeout_s: float) -> Row:
     """Columns of the answer to one request; one retry, and only where no answer had begun."""
-    for number in range(1, _ATTEMPTS + 1):
-        attempt = Attempt()
-        outcome = await _outcome(http, exchange, timeout_s, attempt) | attempt.timing() | {"attempts": number}
-        if outcome["status"] != ResponseStatus.TRANSPORT_ERROR:
-            break
-    return outcome
+    outcome = await _attempt(http, exchange, timeout_s)
+    if outcome["status"] != ResponseStatus.TRANSPORT_ERROR:
+        return outcome | {"attempts": 1}
+    first = {"error": f"first attempt: {outcome['error']}"}  # kept where the second attempt has nothing to say
+    return first | await _attempt(http, exchange, timeout_s) | {"attempts": 2}
+
+
+async def _attempt(http: httpx.AsyncClient, exchange: Exchange, timeout_s: float) -> Row:
+    attempt = Attempt()
+    return await _outcome(http, exchange, timeout_s, attempt) | attempt.timing()
 
 
 async def _outcome(http: httpx.AsyncClient, exchange: Exchange, timeout_s: float, attempt: Attempt) -> Row:
