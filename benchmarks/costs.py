@@ -25,6 +25,8 @@ import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.table import Table
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from assay import store
 from assay.canonical import canonical_json, sha256_json, sha256_lines
@@ -89,7 +91,9 @@ def scoring(items: Annotated[list[int], typer.Option()] = [100, 10_000, 100_000]
     """Items and tokens scored per second, and peak memory, at several sizes."""
     table = Table("items", "arms", "seconds", "items/s", "tokens/s", "peak MB")
     for count in items:
-        done = subprocess.run([sys.executable, __file__, "one", str(count)], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, __file__, "one", str(count)], stdout=subprocess.PIPE, text=True, check=True
+        )
         seconds, peak = json.loads(done.stdout)
         arms = len(ARMS) + 1
         table.add_row(
@@ -146,7 +150,8 @@ def _synthetic(folder: Path, count: int) -> tuple:
     }
     served = _arm(folder / "served", "served_0_alone", names, plan)
     references = [_arm(folder / "reference", arm, names, {"eos_ids": [2], "bos_id": 1}) for arm in ARMS]
-    tokenizer = next(Path("resources").glob("*/tokenizer.json"))
+    tokenizer = folder / "tokenizer.json"
+    Tokenizer(WordLevel({"x": 0, "y": 1, "</s>": 2, "z": 3}, unk_token="x")).save(str(tokenizer))
     return [items], [served], references, tokenizer
 
 
