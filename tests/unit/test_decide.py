@@ -187,7 +187,7 @@ def test_one_instance_is_a_caveat():
 
 
 def test_an_image_without_a_digest_is_a_caveat_that_names_it():
-    config = ConfigInfo(name="synthetic", image_by_tag="org/engine:v1")
+    config = ConfigInfo(name="synthetic", modality="text", image_by_tag="org/engine:v1")
     verdict = judge(World(), config=config)
     assert [caveat.code for caveat in verdict.caveats] == ["image_by_tag"]
     assert "org/engine:v1 ran without a digest" in verdict.caveats[0].detail

@@ -72,6 +72,7 @@ def _settle(draft: Draft, options: GateOptions, p_holm: float | None, confirms: 
 
 
 def caveat(code: CaveatCode, gate: str, detail: str) -> Caveat:
+    """A caveat that comes from a gate."""
     return Caveat(code=code, detail=detail, gate=gate)
 
 
@@ -107,6 +108,7 @@ def make_gate(
     diagnosis: Sequence[Diagnosis] = (),
     caveats: Sequence[Caveat] = (),
 ) -> Gate:
+    """The gate called `name` of a trial's arm; a pass unless something else is said."""
     return Gate(
         id=name,
         arm=trial.arm,
@@ -139,6 +141,7 @@ def make_test(
     ci_high: float | None = None,
     ci_level: float | None = None,
 ) -> GateTest:
+    """A gate's test at the level of one test; seed and permutations where it permutes."""
     permutes = name == "P"
     return GateTest(
         name=name,
@@ -155,6 +158,7 @@ def make_test(
 
 
 def skip(trial: Trial, gate: str, metric: str, statistic: str, unit: str, why: Caveat) -> Draft:
+    """A gate that has nothing to go by in this run, and need not."""
     return Draft(
         gate=make_gate(
             gate,
@@ -172,8 +176,10 @@ def skip(trial: Trial, gate: str, metric: str, statistic: str, unit: str, why: C
 
 
 def first_of(*reasons: str | None) -> str | None:
+    """The first reason there is, or None."""
     return next((reason for reason in reasons if reason), None)
 
 
 def p_text(p: float | None) -> str:
+    """A p-value as the end of a sentence; empty where there is none."""
     return "" if p is None else f", p = {p:.3g}"

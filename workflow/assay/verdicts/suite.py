@@ -1,4 +1,17 @@
-"""What a modality gives the verdict. Everything else that decides is common."""
+"""What a modality gives the verdict: a suite of gates. Everything else that decides is common.
+
+Each gate's definition and its reasons stand in the docstring of its function. Common to all:
+
+- The unit is the item. Parts of an item depend on one another, so every count, mean and permutation is over items, and
+  an aggregate is the plain mean (or root mean square) of the items' values.
+- A failed or missing response of a served arm counts as the worst case; it is never dropped.
+- Thresholds and aggregates of the floor come from the effective floor arms: arms equal in every score of every metric
+  are one arm (in float32 two arms may agree in all margins and still differ in logprobs: two arms).
+- A statistical gate fails when the effect exceeds its limit, p < `alpha_soft`, Holm over all p-values of the config
+  stays below `alpha`, and the other instance, if it has data, has p < `alpha_confirm` in the same gate. Significant on
+  one instance alone is INCONCLUSIVE: the instances differ.
+- FAIL needs only enough evidence, PASS needs all of it: what stands in the way of a pass makes INCONCLUSIVE.
+"""
 
 from __future__ import annotations
 
