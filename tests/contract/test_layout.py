@@ -208,7 +208,7 @@ def imports(text: str) -> Iterator[str]:
 
 def modality_of(path: list[str]) -> str | None:
     """The modality that a module (its path below the package) is of, in a package that has one of each."""
-    return path[1] if path[0] in PICKED and len(path) > 1 and path[1] in MODALITIES else None
+    return path[1] if len(path) > 1 and path[0] in PICKED and path[1] in MODALITIES else None
 
 
 def wrong_way(module: str, text: str) -> list[str]:
