@@ -144,15 +144,16 @@ def _synthetic(folder: Path, count: int) -> tuple:
     store.write_json(lock_path("set", folder), asdict(lock))
     plan = {
         "config": "synthetic",
+        "modality": "text",
         "instances": [[{"name": "alone", "concurrency": 1}]],
         "client": {"logprobs": True},
         "reference": {"arms": ARMS},
     }
     served = _arm(folder / "served", "served_0_alone", names, plan)
     references = [_arm(folder / "reference", arm, names, {"eos_ids": [2], "bos_id": 1}) for arm in ARMS]
-    tokenizer = folder / "tokenizer.json"
-    Tokenizer(WordLevel({"x": 0, "y": 1, "</s>": 2, "z": 3}, unk_token="x")).save(str(tokenizer))
-    return [items], [served], references, tokenizer
+    tokenizer = Tokenizer(WordLevel({"x": 0, "y": 1, "</s>": 2, "z": 3}, unk_token="x"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return [items], [served], references, folder
 
 
 def _arm(folder: Path, arm: str, names: list[str], options: dict) -> tuple[Path, Path]:

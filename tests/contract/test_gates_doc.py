@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.config import TextGates
-from assay.verdicts.gates import GATES
-from assay.verdicts.planted import CONTROLS
+from assay.verdicts.text.suite import TEXT as SUITE
 
 TEXT = (Path(__file__).parents[2] / "docs/gates.md").read_text()
 
@@ -29,15 +28,15 @@ def as_text(value: object) -> str:
 def faults(text: str) -> list[str]:
     """What the document says that the code does not, or leaves out."""
     pairs = {
-        "gates in the table": ([row[0] for row in rows(text, "gate")], list(GATES)),
-        "gates explained": (re.findall(r"^\*\*(G-\w+)\.\*\*", text, re.MULTILINE), list(GATES)),
+        "gates in the table": ([row[0] for row in rows(text, "gate")], list(SUITE.checks)),
+        "gates explained": (re.findall(r"^\*\*(G-\w+)\.\*\*", text, re.MULTILINE), list(SUITE.checks)),
         "options": (
             [(row[0].strip("`"), row[1]) for row in rows(text, "option")],
             [(name, as_text(value)) for name, value in TextGates().model_dump().items()],
         ),
         "controls": (
             [(row[0].strip("`"), tuple(row[2].split(", "))) for row in rows(text, "control")],
-            [(control.name, control.gates) for control in CONTROLS],
+            [(control.name, control.gates) for control in SUITE.controls],
         ),
     }
     return [f"{what}: {said} where the code has {known}" for what, (said, known) in pairs.items() if said != known]

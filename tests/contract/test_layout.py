@@ -13,6 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from assay.fingerprint import MODALITIES, PICKED
+from assay.judge import JUDGES
+from assay.reference import REFERENCES
+from assay.score import SCORERS
+from assay.verdicts.suites import SUITES
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "workflow/assay"
 
@@ -107,7 +113,7 @@ def incomplete(rules: dict[str, dict[str, str]], scripts: set[str]) -> list[str]
         used.add(script)
         wanted = {"log", "resources", "params", "script"} | (set() if name in TARGETS else {"output", "benchmark"})
         faults += [f"rule {name} has no {directive}" for directive in sorted(wanted - rule.keys())]
-        if f'code=code("{script.removesuffix(".py")}")' not in rule.get("params", ""):
+        if not re.search(rf'code=(picked_)?code\("{script.removesuffix(".py")}"\)', rule.get("params", "")):
             faults.append(f"rule {name} does not depend on the code of {script}")
         if name in COMPUTING and "versions=VERSIONS" not in rule.get("params", ""):
             faults.append(f"rule {name} does not depend on the versions of the libraries it computes with")
@@ -179,7 +185,9 @@ MAY_IMPORT = {
     "engines": BASE | {"config", "devices", "fingerprint", "provenance", "store"},
     "sources": BASE | {"config", "store"},
     "samples": BASE | {"config", "sources", "store"},
-    "references": BASE,
+    "references": BASE | {"progress", "provenance", "samples", "sources", "store"},
+    "judging": BASE | {"progress", "provenance", "references", "samples", "sources", "store"},
+    "scoring": BASE | {"metrics", "provenance", "samples", "store", "tokens", "verdicts"},
     "embedded": BASE | {"provenance"},
 }
 ABOVE = {"cli", "embedded"}
@@ -198,6 +206,11 @@ def imports(text: str) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
+def modality_of(path: list[str]) -> str | None:
+    """The modality that a module (its path below the package) is of, in a package that has one of each."""
+    return path[1] if len(path) > 1 and path[0] in PICKED and path[1] in MODALITIES else None
+
+
 def wrong_way(module: str, text: str) -> list[str]:
     """Imports of `module` (its path below the package, without suffix) that point the wrong way."""
     room = module.split("/")[0]
@@ -206,6 +219,8 @@ def wrong_way(module: str, text: str) -> list[str]:
         top, *rest = name.split(".")
         if not top:
             faults.append(f"{module} imports {name}: relative imports hide where they point")
+        elif top == "assay" and modality_of(rest) and modality_of(module.split("/")) not in (None, modality_of(rest)):
+            faults.append(f"{module} imports assay.{'.'.join(rest[:2])}: a modality knows nothing of another")
         elif top == "assay" and rest and rest[0] != room:
             allowed = MAY_IMPORT.get(room)
             if rest[0] in ABOVE or (allowed is not None and rest[0] not in allowed):
@@ -237,10 +252,15 @@ def test_imports_point_one_way():
         ("verdicts/decide", "from assay.engines.plan import serve_plan", "verdicts/decide imports assay.engines"),
         ("score", "from assay.embedded.engine import Engine", "score imports assay.embedded"),
         ("devices/lease", "from assay.engines import process", "devices/lease imports assay.engines"),
-        ("verdicts/gates", "from ..metrics import text", "relative imports"),
+        ("verdicts/trial", "from ..metrics import text", "relative imports"),
+        ("scoring/text", "from assay.verdicts.asr import planted", "assay.verdicts.asr: a modality knows nothing of"),
     ],
 )
 def test_an_import_the_wrong_way_is_found(module, line, fault):
     faults = wrong_way(module, f"{modules()[module]}\n{line}\n")
     assert len(faults) == 1
     assert fault in faults[0]
+
+
+def test_every_stage_picks_from_the_same_modalities():
+    assert set(JUDGES) == set(REFERENCES) == set(SCORERS) == set(SUITES) <= set(MODALITIES)

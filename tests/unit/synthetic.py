@@ -17,7 +17,7 @@ from assay.config import TextGates
 from assay.records import FLOOR, SCORES
 from assay.verdicts.decide import RunFacts
 from assay.verdicts.model import Cleanup, ConfigInfo, DeviceReport, Devices, Instance, Startup, Tool
-from assay.verdicts.scoretable import ScoreTable, floor_margins
+from assay.verdicts.scoretable import FloorValues, ScoreTable, floor_values
 
 NOISE = {"float32": 2e-6, "bfloat16": 0.03}
 SERVED = {0: ["served_0_alone", "served_0_load"], 1: ["served_1_load"]}
@@ -166,8 +166,8 @@ class World:
     def table(self) -> ScoreTable:
         return ScoreTable.from_tables([self.scores()], self.items)
 
-    def margins(self) -> dict[str, np.ndarray]:
-        return floor_margins([self.floor()])
+    def margins(self) -> FloorValues:
+        return floor_values([self.floor()])
 
     def facts(self, **changes: Any) -> RunFacts:
         known = {

@@ -10,8 +10,8 @@ import yaml
 from assay import config
 from assay.errors import ConfigError
 from assay.samples.recipe import recipe_schema
-from assay.verdicts.gates import GATES
 from assay.verdicts.model import verdict_schema
+from assay.verdicts.suites import SUITES
 
 LOAD = {"name": "load", "concurrency": 16}
 ROOT = Path(__file__).parents[2]
@@ -51,6 +51,12 @@ def test_schemas_for_editors_are_in_step_with_the_models():
         ("configs.yaml", lambda c: c["smollm2_135m"].update(arm="vlm"), "smollm2_135m: unknown arm 'vlm'"),
         ("configs.yaml", lambda c: c["smollm2_135m"].update(dtype="float16"), "serves .*, not float16"),
         ("configs.yaml", lambda c: c["smollm2_135m"].update(gates={"kapa": 3}), "unknown key 'kapa'"),
+        (
+            "configs.yaml",
+            lambda c: c["smollm2_135m"].update(arm="mstar", dtype="bfloat16", instances=[[LOAD | {"stream": True}]]),
+            "smollm2_135m: a pass sets `stream`, and arm 'mstar' speaks mstar, which has none",
+        ),
+        ("families/smollm2_135m.yaml", lambda c: c.update(modality="smell"), r"modality: .*'text' \(found 'smell'\)"),
         ("configs.yaml", lambda c: c.update(qwen={"unsupported": ""}), "qwen: unsupported: .*at least 10"),
         (
             "configs.yaml",
@@ -245,7 +251,7 @@ def test_one_dtypes_resolution_can_be_changed_without_the_others(folder):
 
 
 def test_every_gate_can_be_named_by_a_fault():
-    assert get_args(config.GateName) == tuple(GATES)
+    assert set(get_args(config.GateName)) == {name for suite in SUITES.values() for name in suite.checks}
 
 
 def test_a_caveat_code_that_does_not_exist_cannot_be_accepted(folder):

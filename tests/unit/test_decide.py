@@ -15,6 +15,7 @@ from assay.verdicts.model import (
     Death,
     Facts,
     Instance,
+    Samples,
     Startup,
     StartupFailure,
     Verdict,
@@ -186,7 +187,7 @@ def test_one_instance_is_a_caveat():
 
 
 def test_an_image_without_a_digest_is_a_caveat_that_names_it():
-    config = ConfigInfo(name="synthetic", image_by_tag="org/engine:v1")
+    config = ConfigInfo(name="synthetic", modality="text", image_by_tag="org/engine:v1")
     verdict = judge(World(), config=config)
     assert [caveat.code for caveat in verdict.caveats] == ["image_by_tag"]
     assert "org/engine:v1 ran without a digest" in verdict.caveats[0].detail
@@ -416,3 +417,22 @@ def test_healthy_servers_with_fresh_noise_on_every_pass_never_fail(dtype, floors
         for arm in ALL_SERVED:
             world.add(arm)
         assert judge(world).verdict in (Status.PASS, Status.PASS_WITH_CAVEAT)
+
+
+def test_outputs_of_a_modality_that_nothing_judges_are_refused():
+    with pytest.raises(StoreError, match="modality 'smell' cannot be judged; known: text"):
+        judge(World(), config=ConfigInfo(name="x", modality="smell"))
+
+
+def test_the_kinds_of_items_are_counted_and_nothing_but_counts_is_taken():
+    samples = judge(World(needles=5)).samples
+    assert samples.model_dump() | {"items_sha256": ""} == {
+        "planned": 32,
+        "items_sha256": "",
+        "greedy": 32,
+        "sampled": 0,
+        "needles": 5,
+    }
+    for wrong in (-1, "many", None):
+        with pytest.raises(ValidationError):
+            Samples(planned=1, items_sha256="", greedy=wrong)

@@ -50,3 +50,23 @@ def test_an_edited_client_changes_generate_and_not_score(scripts):
     path.write_text(path.read_text() + "\nNEW = 1\n")
     after = digests(scripts)
     assert {name for name in before if after[name] != before[name]} == {"generate"}
+
+
+def test_a_stage_that_picks_by_modality_counts_that_modality_alone(scripts):
+    score = scripts / "scripts/score.py"
+    (scripts / "assay/metrics/other.py").write_text("OLD = 1\n")
+    (scripts / "assay/scoring/asr.py").write_text("from assay.metrics import other\n")
+    picking = scripts / "assay/score.py"
+    picking.write_text(picking.read_text().replace("import text\n", "import asr, text\n", 1))
+
+    def of(modality):
+        module._parse.cache_clear()
+        return module.fingerprint(score, modality)
+
+    before = {modality: of(modality) for modality in ("text", "asr", None)}
+    (scripts / "assay/metrics/other.py").write_text("NEW = 1\n")
+    assert {modality for modality in before if of(modality) != before[modality]} == {"asr", None}
+    before = {modality: of(modality) for modality in ("text", "asr", None)}
+    path = scripts / "assay/scoring/text.py"
+    path.write_text(path.read_text() + "\nNEW = 1\n")
+    assert {modality for modality in before if of(modality) != before[modality]} == {"text", None}

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from synthetic import ALL_SERVED, OPTIONS, SERVED, World
 
 from assay.records import Status
-from assay.verdicts import gates as g
+from assay.verdicts.drafts import Draft, settle
+from assay.verdicts.margins.checks import MARGIN_CHECKS
+from assay.verdicts.margins.floor import cut_floor
 from assay.verdicts.model import Gate
 from assay.verdicts.scoretable import ScoreTable
-from assay.verdicts.trial import Draft, cut_floor, settle
+from assay.verdicts.text.suite import TEXT
 
 FIRST = ALL_SERVED[0]
 
@@ -21,7 +23,7 @@ def gates(world: World, options=OPTIONS, served=SERVED, arm=FIRST) -> dict[str, 
     """Gates of one pass, the first of instance 0 unless given, by id."""
     table = world.table()
     floor = cut_floor(table, world.margins(), world.floor_arms, world.dtype, options)
-    found = g.evaluate_gates(table, floor, served, world.dtype, options)
+    found = TEXT.evaluate(table, floor, served, world.dtype, options)
     return {gate.id: gate for gate in found if gate.arm == arm}
 
 
@@ -41,7 +43,7 @@ def rescore(world: World, margins: np.ndarray, deltas: np.ndarray | None = None)
 def test_a_healthy_server_passes_every_gate(dtype, floors):
     found = gates(World(dtype=dtype, floors=floors, needles=10))
     assert {gate.status for gate in found.values()} == {Status.PASS}
-    assert list(found) == [*g.ALWAYS, *g.GREEDY, *g.NEEDLE]
+    assert list(found) == ["G-coverage", "G-struct", *MARGIN_CHECKS, "G-needle"]
 
 
 def test_a_server_that_is_the_judge_has_the_best_scores():
@@ -236,7 +238,7 @@ def test_identical_floor_arms_are_one_arm_and_one_arm_is_no_floor():
     world.copy(world.floor_arms[0], world.floor_arms[1])
     found = gates(world)
     assert found["G-mean"].floor.arms_effective == 1
-    assert {found[name].status for name in g.GREEDY} == {Status.INCONCLUSIVE}
+    assert {found[name].status for name in MARGIN_CHECKS} == {Status.INCONCLUSIVE}
 
 
 def test_arms_with_equal_margins_and_different_logprobs_are_two_arms():
@@ -459,7 +461,7 @@ def sampled(z_per_item: float = 0.0, outside: int = 0) -> World:
 
 def test_tokens_as_surprising_as_declared_pass():
     found = gates(sampled())
-    assert {found[name].status for name in g.SAMPLED} == {Status.PASS}
+    assert {found[name].status for name in ("G-surprisal", "G-support")} == {Status.PASS}
 
 
 @pytest.mark.parametrize("shift", [1.0, -1.0])
@@ -495,7 +497,7 @@ def test_gates_do_not_depend_on_the_order_of_rows(seed, random):
     for rows in (table, shuffled):
         scores = ScoreTable.from_tables([rows.slice(0, 500), rows.slice(500)], world.items)
         floor = cut_floor(scores, world.margins(), world.floor_arms, world.dtype, OPTIONS)
-        results.append(g.evaluate_gates(scores, floor, SERVED, world.dtype, OPTIONS))
+        results.append(TEXT.evaluate(scores, floor, SERVED, world.dtype, OPTIONS))
     assert results[0] == results[1]
 
 

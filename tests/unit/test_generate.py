@@ -407,3 +407,15 @@ def test_an_interrupt_does_not_wait_for_memory_to_come_back(workspace, machine, 
     with pytest.raises(KeyboardInterrupt):
         run(workspace, send=send, **on_devices(machine))
     assert read_json(outputs(workspace).cleanup)["clean"]
+
+
+def test_a_pass_that_says_whether_it_is_streamed_is_sent_so(workspace):
+    seen = {}
+
+    async def send(plan, items, arm, concurrency, on_result=None):
+        seen[arm] = plan.stream
+        return not_sent(items, arm, "only looked at")
+
+    passes = [{"name": "as_the_arm", "concurrency": 1}, {"name": "streamed", "concurrency": 1, "stream": True}]
+    run(workspace, send=send, instances=[passes])
+    assert seen == {"served_0_as_the_arm": False, "served_0_streamed": True}

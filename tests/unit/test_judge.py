@@ -3,7 +3,7 @@
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.judge import sequences_of
+from assay.judging.text import sequences_of
 from assay.references.causal_lm import CausalLM
 
 VOCABULARY = 97

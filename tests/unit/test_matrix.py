@@ -45,7 +45,7 @@ def write_run(folder, name, world, change=None):
     store.write_table(folder / f"outputs/{name}/0.parquet", "responses", table, {"options": planned})
     path = folder / "reference/m/s/judge.parquet"
     store.write_table(path, "responses", store.table_from_rows("responses", judge), {})
-    facts = world.facts(config=ConfigInfo(name=name), instances=(instance(0, [ARM]),))
+    facts = world.facts(config=ConfigInfo(name=name, modality="text"), instances=(instance(0, [ARM]),))
     verdict = judge_run(world.table(), world.margins(), facts, TOOL)
     store.write_json(folder / f"verdicts/{name}.json", verdict.model_dump(mode="json"))
     return folder / f"verdicts/{name}.json"

@@ -13,6 +13,7 @@ from assay.config import (
     Image,
     MstarModel,
     MstarSpec,
+    Pass,
     ServedConfig,
     SiteContainers,
     TextOutput,
@@ -413,3 +414,11 @@ def test_a_plan_of_an_arm_depends_on_no_file_of_another_machine(monkeypatch, tmp
     here = serve_plan(pinned(on("mi300x")), "qwen3_5_9b_vllm")
     monkeypatch.chdir(tmp_path)
     assert serve_plan(pinned(on("mi300x")), "qwen3_5_9b_vllm") == here
+
+
+def test_a_pass_says_in_the_plan_whether_it_is_streamed_where_it_is_not_as_the_arm_says(config):
+    passes = [Pass(name="alone", concurrency=1), Pass(name="streamed", concurrency=4, stream=True)]
+    plan = serve_plan(with_arm(config, "embedded", instances=[passes]), "smollm2_135m_embedded")
+    assert plan["instances"] == [
+        [{"name": "alone", "concurrency": 1}, {"name": "streamed", "concurrency": 4, "stream": True}]
+    ]

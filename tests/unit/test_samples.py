@@ -13,13 +13,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from sample_sources import make_resources
+from sets import item, write_locked_set
 
 from assay.canonical import sha256_json
 from assay.config import read_yaml
 from assay.errors import ConfigError, SampleError, StoreError
 from assay.samples.build import build_set, write_lock
 from assay.samples.corpora import functions, messages, questions
-from assay.samples.lock import item_sha256, load_set, read_lock, verify_set
+from assay.samples.lock import item_sha256, load_set, modality_of, read_lock, verify_set
 from assay.samples.ranking import Candidate, pick
 from assay.samples.recipe import read_recipe
 from assay.samples.sizing import Sizer
@@ -421,3 +422,13 @@ def test_the_text_sets_are_nested() -> None:
 def test_the_committed_smoke_set_is_what_the_sources_make(tmp_path: Path, fetched: Callable[..., Path]) -> None:
     resources = fetched(*read_recipe("text_smoke", SETS).sources, "smollm2_135m")
     build_set("text_smoke", tmp_path / "text_smoke.parquet", SETS, resources)
+
+
+def test_the_modality_of_sample_sets_is_one_or_refused(tmp_path):
+    request = {"prompt": "x", "max_tokens": 1, "temperature": 0}
+    for name, modality in (("first", "text"), ("second", "text"), ("third", "asr")):
+        write_locked_set(tmp_path / f"{name}.parquet", [item(name, request) | {"modality": modality}])
+    first, second, third = (tmp_path / f"{name}.parquet" for name in ("first", "second", "third"))
+    assert (modality_of([first, second]), modality_of([third])) == ("text", "asr")
+    with pytest.raises(SampleError, match="items of one modality are needed, not of asr and text"):
+        modality_of([first, third])

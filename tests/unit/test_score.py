@@ -16,6 +16,7 @@ WORDS = {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "c": 4, "d": 5}
 OPTIONS = TextGates().model_dump(mode="json")
 PLAN = {
     "config": "toy",
+    "modality": "text",
     "instances": [[{"name": "alone", "concurrency": 1}]],
     "client": {"logprobs": True},
     "reference": {"arms": ["judge", "float32-batch"]},
@@ -114,7 +115,7 @@ class Toy:
         scores, floor = self.path / "scores.parquet", self.path / "floor.parquet"
         served = [self.files[name] for name in self.files if name.startswith("served")]
         references = [self.files[name] for name in self.files if not name.startswith("served")]
-        score([set_path], served, references, self.path / "tokenizer.json", OPTIONS, scores, floor)
+        score([set_path], served, references, self.path, OPTIONS, scores, floor)
         rows = store.read_rows(scores, "scores")
         keyed = {(row["arm"], row["item_id"], row["metric"]): row for row in rows}
         assert len(keyed) == len(rows), "a score was written twice"

@@ -89,3 +89,19 @@ def test_damaged_json_names_the_file(tmp_path):
     path.write_text("{")
     with pytest.raises(StoreError, match=r"v\.json is not valid JSON"):
         store.read_json(path)
+
+
+def test_speech_and_transcriptions_come_back_as_they_were_served(tmp_path):
+    said = {
+        "audio": {"bytes": b"RIFF", "path": "a.wav"},
+        "chunk_bytes": [3, 1],
+        "chunk_ms": [12.5, 40.0],
+        "language": "en",
+        "segments": [{"start": 0.0, "end": 1.5, "text": "hello"}],
+    }
+    path = tmp_path / "r.parquet"
+    table = store.table_from_rows("responses", [response("a", **said), response("b")])
+    store.write_table(path, "responses", table, {})
+    full, plain = store.read_rows(path, "responses", list(said))
+    assert full == said
+    assert plain == dict.fromkeys(said)

@@ -38,7 +38,9 @@ def test_an_untouched_verdict_is_recomputed_bit_for_bit(written):
 
 def test_a_tag_that_was_run_is_recorded_and_its_caveat_recomputed(tmp_path):
     world = World()
-    folder = write(tmp_path, world, config=ConfigInfo(name="x", dtype=world.dtype, image_by_tag="org/engine:v1"))
+    folder = write(
+        tmp_path, world, config=ConfigInfo(name="x", modality="text", dtype=world.dtype, image_by_tag="org/engine:v1")
+    )
     assert check(folder) == []
     assert [entry.path for entry in check(folder, caveats=[])] == ["caveats"]
 

@@ -75,8 +75,8 @@ def test_weights_that_changed_since_the_fetch_are_neither_judged_with_nor_served
     with (model / "config.json").open("a") as file:
         file.write(" ")
     for use in (
-        lambda: reference(model, nothing, "judge", "float32", tmp_path / "out.parquet"),
-        lambda: judge(model, "float32", [nothing], nothing, tmp_path / "out.parquet"),
+        lambda: reference(model, made[1].parent / "set.parquet", "judge", "float32", tmp_path / "out.parquet"),
+        lambda: judge(model, "float32", [made[1].parent / "set.parquet"], nothing, tmp_path / "out.parquet"),
         lambda: generate(Path("plan.json"), [nothing], 0, outputs),
     ):
         with pytest.raises(SourceError, match=r"config\.json is not what was fetched"):

@@ -22,13 +22,16 @@ from assay.config import TextGates
 from assay.errors import StoreError
 from assay.media.audio import Container, decode, encode_wav
 from assay.metrics import audio, speech, stats, text
-from assay.records import SCORES, FailureKind, Status
-from assay.verdicts.decide import decide, item_claim
-from assay.verdicts.evidence import JUDGE, reference_problems
-from assay.verdicts.gates import GateJudge, hard_gate, noninferiority, structure_gate
+from assay.records import JUDGE, SCORES, FailureKind, Status
+from assay.verdicts.decide import decide
+from assay.verdicts.drafts import noninferiority, settle
+from assay.verdicts.evidence import reference_problems
+from assay.verdicts.margins.exceedance import hard_gate, item_claim
+from assay.verdicts.margins.floor import cut_floor
 from assay.verdicts.model import Cleanup, Coverage, Gate, Instance, Startup, StartupFailure, Unscored
 from assay.verdicts.scoretable import ScoreTable
-from assay.verdicts.trial import Trial, cut_floor, settle
+from assay.verdicts.suite import GateJudge
+from assay.verdicts.text.structure import TextTrial, structure_gate
 
 Input = Mapping[str, Any]
 Adapter = Callable[[Input], Any]
@@ -413,10 +416,10 @@ def _scores(rows: list[dict[str, Any]]) -> ScoreTable:
     return ScoreTable.from_tables([table], {row["item_id"] for row in rows})
 
 
-def _drafted(judge: GateJudge, table: ScoreTable) -> list[Gate]:
+def _drafted(judge: GateJudge[TextTrial], table: ScoreTable) -> list[Gate]:
     options = TextGates()
     floor = cut_floor(table, {}, (), "float32", options)
-    return settle([judge(Trial(table, ARM, floor, options, "float32"))], options)
+    return settle([judge(TextTrial(table, ARM, floor, options, "float32"))], options)
 
 
 def _passing(metric: str, status: Status = Status.PASS) -> Gate:
@@ -493,8 +496,7 @@ def _reference_values(case: Input) -> Status:
         for number, value in enumerate(case["reference_values"])
     ]
     table = _scores(rows)
-    floor = cut_floor(table, {}, (), "float32", TextGates())
-    problems = reference_problems(table, floor, (), ())
+    problems = reference_problems(table, (), ())
     return decide(coverage=_covered(len(rows)), gates=[_passing("G-hard")], problems=problems).status
 
 

@@ -358,6 +358,7 @@ class Pass(Strict):
 
     name: Name
     concurrency: int = Field(ge=1)
+    stream: bool | None = Field(default=None, description="Whether answers are streamed; null: as the arm says")
 
 
 Passes = Annotated[list[Pass], Field(min_length=1), AfterValidator(_once)]
@@ -607,12 +608,19 @@ class ReferenceSpec(Strict):
 RESOLUTION_NAT: dict[Dtype, float] = {"float32": 1e-4, "float16": 2.5e-4, "bfloat16": 2e-3}
 
 
-class TextGates(Strict):
-    """Options of the text gates. Every one is echoed in the verdict. Definitions: docs/gates.md."""
+class GateOptions(Strict):
+    """Options that the gates of every modality have. Every one is echoed in the verdict. Definitions: docs/gates.md."""
 
     alpha: float = Field(default=0.01, gt=0, lt=1, description="Family-wise level of one config (Holm)")
     alpha_soft: float = Field(default=0.005, gt=0, lt=1, description="Level of the distributional gates")
     alpha_confirm: float = Field(default=0.05, gt=0, lt=1, description="Level of the confirm step on instance 1")
+    permutations: int = Field(default=10_000, ge=1999, description="Fewer could not pass Holm over all gates")
+    seed: int = 20261130
+
+
+class MarginGates(GateOptions):
+    """Options of the gates of token margins."""
+
     kappa: float = Field(default=2.0, ge=1, description="tau_hard = kappa x the largest floor margin")
     clip_nat: float = Field(default=0.5, gt=0, description="Clip of a margin in a mean [nat]")
     tau_hard_cap_nat: float = Field(default=1.0, gt=0, description="A floor that asks for more is too noisy [nat]")
@@ -623,14 +631,17 @@ class TextGates(Strict):
         description="Differences below this are numerics at that dtype, whatever the floor says [nat]; bfloat16: right "
         "engines differ by 7e-4 in mean margin with a ratio of 2.1 on 32 prompts, 1 % weight noise by 6e-3",
     )
-    length_ratio: tuple[float, float] = Field(default=(0.9, 1.1), description="Allowed served / reference length")
-    permutations: int = Field(default=10_000, ge=1999, description="Fewer could not pass Holm over all gates")
-    seed: int = 20261130
 
     @field_validator("resolution_nat", mode="before")
     @classmethod
     def _keep_other_dtypes(cls, value: Any) -> Any:
         return merge(RESOLUTION_NAT, value) if isinstance(value, Mapping) else value
+
+
+class TextGates(MarginGates):
+    """Options of the text gates."""
+
+    length_ratio: tuple[float, float] = Field(default=(0.9, 1.1), description="Allowed served / reference length")
 
     @field_validator("length_ratio")
     @classmethod
@@ -641,21 +652,32 @@ class TextGates(Strict):
         return value
 
 
-class Family(Strict):
-    """What a group of configs has in common."""
+AnyGates = TextGates  # of whatever modality
 
-    modality: Literal["text"]
+
+class FamilyBase(Strict):
+    """What a group of configs has in common, whatever their modality."""
+
     model: ModelSpec
     sets: dict[Tier, Annotated[list[Name], Field(min_length=1), AfterValidator(_once)]] = Field(
         description="Sample sets, by tier"
     )
     reference: ReferenceSpec
-    gates: TextGates = TextGates()
 
     @property
     def reference_model(self) -> str:
         """Source of the weights that the reference loads."""
         return self.model.weights["transformers"]
+
+
+class TextFamily(FamilyBase):
+    """A family that answers in text."""
+
+    modality: Literal["text"]
+    gates: TextGates = TextGates()
+
+
+Family = TextFamily  # of whatever modality
 
 
 class ServedConfig(Strict):
@@ -822,7 +844,7 @@ class Resolved(Strict):
         return [f"{entry.dtype}-{change}" for change in family.reference.floor[entry.tier]]
 
     @property
-    def gates(self) -> TextGates:
+    def gates(self) -> AnyGates:
         """Gate options: the family's, with the config's overrides."""
         entry, family, _ = self.served
         return _gates(family, entry, f"config/configs.yaml: {self.name}")
@@ -830,7 +852,9 @@ class Resolved(Strict):
     def passes(self, instance: int, concurrency: int | None) -> list[Pass]:
         """Passes of one instance; `concurrency` overrides that of passes sent under load."""
         return [
-            item if concurrency is None or item.concurrency == 1 else Pass(name=item.name, concurrency=concurrency)
+            item
+            if concurrency is None or item.concurrency == 1
+            else item.model_copy(update={"concurrency": concurrency})
             for item in self.instances[instance]
         ]
 
@@ -883,7 +907,7 @@ def read_yaml(path: str | Path) -> Any:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
 
 
-def _read_folder(folder: Path, kind: type[BaseModel]) -> dict[str, Any]:
+def _read_folder(folder: Path, kind: Any) -> dict[str, Any]:
     return {path.stem: parse(kind, read_yaml(path), str(path)) for path in sorted(folder.glob("*.yaml"))}
 
 
@@ -921,8 +945,8 @@ def merge(base: Mapping[Any, Any], changes: Mapping[Any, Any]) -> dict[Any, Any]
     }
 
 
-def _gates(family: Family, entry: ServedConfig, where: str) -> TextGates:
-    return parse(TextGates, merge(family.gates.model_dump(), entry.gates), f"{where}: gates")
+def _gates(family: Family, entry: ServedConfig, where: str) -> AnyGates:
+    return parse(type(family.gates), merge(family.gates.model_dump(), entry.gates), f"{where}: gates")
 
 
 def parse_entry(value: Any, where: str) -> ConfigEntry:
@@ -1035,6 +1059,11 @@ def _check_config(config: Config, entry: ServedConfig, where: str) -> None:
         raise ConfigError(f"{where}: family '{entry.family}' has no reference.floor for tier '{entry.tier}'")
     if entry.gpus and not arm.gpus:
         raise ConfigError(f"{where}: gpus is {entry.gpus}, but arm '{entry.arm}' uses none; take it out")
+    passes = [item for instance in entry.instances or arm.instances for item in instance]
+    if isinstance(arm.client, MstarSpec) and any(item.stream is not None for item in passes):
+        raise ConfigError(
+            f"{where}: a pass sets `stream`, and arm '{entry.arm}' speaks mstar, which has none; take it out"
+        )
     _gates(family, entry, where)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from assay import store
 from assay.explain import run_of
 from assay.gate import read_verdict
+from assay.records import SERVED
 from assay.verdicts.model import Gate, Verdict
 
 ITEM_METRICS = ("answered", "exact", "margin_max", "logprob_rms", "kl_mean", "needle", "surprisal", "prompt_equal")
@@ -92,7 +93,7 @@ def _scores(path: Path) -> dict[tuple[str, str, str], Score]:
     return {
         (row["item_id"], row["arm"], row["metric"]): (row["value"], row["flag"])
         for row in store.read_rows(run.scores, "scores", columns)
-        if row["arm"].startswith("served_") and row["metric"] in ITEM_METRICS
+        if row["arm"].startswith(SERVED) and row["metric"] in ITEM_METRICS
     }
 
 

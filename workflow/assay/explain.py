@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from assay import store
 from assay.errors import AssayError, StoreError
 from assay.gate import read_verdict
-from assay.records import Status
+from assay.records import SERVED, Status
 from assay.samples.lock import load_set
 from assay.verdicts.model import Gate, Instance, Verdict
 
@@ -130,7 +130,7 @@ def _gate_table(gates: list[Gate]) -> Table:
         limit = gate.threshold.value if gate.threshold else None
         table.add_row(
             gate.id,
-            Text(gate.arm.removeprefix("served_")),
+            Text(gate.arm.removeprefix(SERVED)),
             Text(gate.status.value, style=STYLES[gate.status]),
             _number(gate.value, gate.unit),
             "–" if limit is None else f"{limit:.3g}",
@@ -200,7 +200,7 @@ def worst_divergences(verdict: Verdict, run: Run, count: int) -> Iterator[Diverg
         return
     scores = store.read_table(run.scores, "scores", ["item_id", "arm", "metric", "value", "aux"])
     margins = scores.filter(pc.and_(pc.equal(scores["metric"], "margin_max"), pc.greater(scores["value"], 0)))
-    rows = [row for row in margins.to_pylist() if row["arm"].startswith("served_")]
+    rows = [row for row in margins.to_pylist() if row["arm"].startswith(SERVED)]
     rows.sort(key=lambda row: (-row["value"], row["item_id"], row["arm"]))
     plan = store.read_provenance(run.served(rows[0]["arm"], "outputs"))["options"] if rows else {}
     seen: set[str] = set()

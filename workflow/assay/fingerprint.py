@@ -14,11 +14,15 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parent
 _ROOT = _PACKAGE.parent
 
+MODALITIES = ("text", "asr", "tts")
+PICKED = ("references", "judging", "scoring", "verdicts")  # packages where each modality has a module of its name
 
-def fingerprint(script: str | Path) -> str:
+
+def fingerprint(script: str | Path, modality: str | None = None) -> str:
     """Digest (16 hex digits) of the parsed code of `script` and of every `assay` module it imports, however indirectly.
 
-    Comments, formatting and docstrings do not count.
+    Comments, formatting and docstrings do not count; nor, for a stage that picks its module by `modality`, what only
+    other modalities' modules of `PICKED` import.
     """
     seen: dict[str, str] = {}
     todo = [Path(script)]
@@ -27,7 +31,7 @@ def fingerprint(script: str | Path) -> str:
         key = path.name if path == Path(script) else path.relative_to(_ROOT).as_posix()
         if key not in seen:
             seen[key], imported = _parse(path)
-            todo += [found for name in imported if (found := _module_file(name))]
+            todo += [found for name in imported if not _of_another(name, modality) and (found := _module_file(name))]
     return hashlib.sha256("\n".join(f"{name} {seen[name]}" for name in sorted(seen)).encode()).hexdigest()[:16]
 
 
@@ -45,6 +49,12 @@ def _parse(path: Path) -> tuple[str, tuple[str, ...]]:
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and _is_text(body[0].value):
             body[0] = ast.Pass()
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(imported)
+
+
+def _of_another(name: str, modality: str | None) -> bool:
+    """Whether a module (its full name) is one that a stage of this modality never picks."""
+    _, room, module = (*name.split("."), "", "")[:3]
+    return modality is not None and room in PICKED and module in MODALITIES and module != modality
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -37,7 +37,7 @@ from assay.engines.tree import wrong_tree
 from assay.errors import DeviceError, ServerError, SourceError
 from assay.progress import progress
 from assay.provenance import provenance
-from assay.records import FailureKind, ResponseStatus
+from assay.records import FailureKind, ResponseStatus, served_arm
 from assay.samples.lock import load_set
 from assay.sources.manifest import verify_weights
 from assay.store import atomic_path, read_json, table_from_rows, write_json, write_table
@@ -135,7 +135,10 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
     spec = parse(ClientSpec, plan["client"], "the serve plan's client")
     base = dict(os.environ)
     run = _Run(caches=cache_states(plan))
-    passes = [(f"served_{instance}_{item['name']}", item["concurrency"]) for item in plan["instances"][instance]]
+    passes = [
+        (served_arm(instance, item["name"]), item["concurrency"], item.get("stream"))
+        for item in plan["instances"][instance]
+    ]
     make_cache_folders(plan)
 
     def stopped(cleanup: Cleanup) -> None:
@@ -159,8 +162,8 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
             run.start = measure(server, plan, base)
             if why := wrong_tree(run.start, plan):
                 raise ServerError(f"config '{plan['config']}': {why}")
-            client = client_plan(spec, server.base_url)
-            for arm, concurrency in passes:
+            for arm, concurrency, stream in passes:
+                client = client_plan(spec, server.base_url, stream)
                 run.rows += asyncio.run(_walk(server, client, items, arm, concurrency, send))
             run.death = server.death()
             if run.death is None:
@@ -174,7 +177,7 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
         if run.cleanup is None:
             _write_nothing_started(outputs)
         why = f"the server never came: {run.failure}"
-        run.rows = [row for arm, _ in passes for row in not_sent(items, arm, why)]
+        run.rows = [row for arm, *_ in passes for row in not_sent(items, arm, why)]
     return run
 
 
@@ -203,11 +206,12 @@ async def _walk(server: Server, client: Plan, items: list[Row], arm: str, concur
     return [*done.values(), *not_sent([item for item in items if item["item_id"] not in done], arm, why)]
 
 
-def client_plan(spec: ClientSpec, base_url: str) -> Plan:
-    """How to talk, in the protocol of an arm's client, to the server at `base_url`."""
+def client_plan(spec: ClientSpec, base_url: str, stream: bool | None = None) -> Plan:
+    """How to talk, in the protocol of an arm's client, to the server at `base_url`; `stream` None: as the arm says."""
     if isinstance(spec, MstarSpec):
         return MstarPlan.of(spec, base_url, spec.model)
-    return OpenAIPlan.of(spec, base_url, spec.model)
+    chosen = spec if stream is None else spec.model_copy(update={"stream": stream})
+    return OpenAIPlan.of(chosen, base_url, spec.model)
 
 
 def _probe(spec: ClientSpec) -> Probe:

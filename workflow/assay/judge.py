@@ -1,153 +1,30 @@
-"""Stage `judge`: the judge's distribution at every token that was served, by teacher forcing.
+"""Stage `judge`: what the judge says of every output that was served, or that a reference arm gave.
 
-Nothing is decided here and nothing is subtracted: the table holds raw judge and server numbers, so that a changed
+Nothing is decided here and nothing is subtracted: the table holds raw numbers of judge and server, so that a changed
 metric never needs the model again.
 """
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from assay.judging import text
+from assay.samples.lock import modality_of
 
-from assay import store
-from assay.progress import progress
-from assay.provenance import provenance
-from assay.records import JUDGE, Evidence, ResponseStatus
-from assay.references.causal_lm import CausalLM, Forced, Prompt, arm_settings
-from assay.samples.lock import load_set
-from assay.sources.manifest import MANIFEST, verify_weights
+Judge = Callable[[Path, str, list[Path], Path, Path], None]
 
-ITEMS_PER_ROW_GROUP = 64
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """One token sequence to force, with what the server said of it."""
-
-    arm: str
-    path: str  # "ids" or "text"
-    ids: tuple[int, ...]
-    logprobs: list[float] | None
-    top_ids: np.ndarray | None  # int32 [n, k]
-    top_logprobs: np.ndarray | None  # float32 [n, k], nat
+JUDGES: dict[str, Judge] = {"text": text.judge}
 
 
 def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: Path, output: Path) -> None:
-    """Teacher-force every served sequence of a `responses` table and write a `tokens` table.
-
-    Responses without usable tokens get no rows: failed ones, ids outside the vocabulary, and text that does not survive
-    encoding and decoding.
+    """Judge a `responses` table and write the judged table of its modality (text: `tokens`).
 
     Args:
-        model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
+        model_dir: the judge's files, checked against their source's manifest.
         dtype: precision of the judge.
-        items_paths: `items` tables of the sample sets the responses answer.
+        items_paths: `items` tables of the sample sets the responses answer; they say the modality.
         responses_path: `responses` table of a server instance or of a reference arm.
-        output: Parquet file to write; one row group per 64 items.
+        output: Parquet file to write.
     """
-    weights_sha256 = verify_weights(model_dir)
-    items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
-    model = CausalLM(model_dir, arm_settings(JUDGE, dtype))
-    special = np.array(sorted(model.tokenizer.all_special_ids))
-    by_item: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in store.read_rows(responses_path, "responses"):
-        by_item[row["item_id"]].append(row)
-    manifest = model_dir / MANIFEST
-    options = {"settings": asdict(model.settings), "weights_sha256": weights_sha256}
-    inputs = [manifest, *items_paths, responses_path]
-    with (
-        store.table_writer(output, "tokens", provenance("judge", inputs, options)) as writer,
-        progress("items judged", len(by_item)) as advance,
-    ):
-        pending: list[dict[str, Any]] = []
-        for number, (item_id, responses) in enumerate(sorted(by_item.items()), 1):
-            prompt = model.prompt(item_id, json.loads(items[item_id]["request"]))
-            sequences = [sequence for row in responses for sequence in sequences_of(row, model)]
-            for sequence, forced in _force(model, prompt, sequences):
-                pending += _rows(item_id, responses[0]["set_id"], sequence, forced, special)
-            if number % ITEMS_PER_ROW_GROUP == 0 or number == len(by_item):
-                writer.write(store.table_from_rows("tokens", pending))
-                pending = []
-            advance()
-
-
-def sequences_of(row: dict[str, Any], model: CausalLM) -> list[Sequence]:
-    """Token sequences a response gives evidence of: as sampled, and as its text encodes.
-
-    A reference arm's text path is forced too where it differs, because a server of which only text is known is judged
-    against a floor that went through the same lossy path.
-    """
-    if row["status"] != ResponseStatus.OK:
-        return []
-    found = []
-    if row["token_ids"] and model.knows(row["token_ids"]):
-        ids = tuple(row["token_ids"])
-        found.append(Sequence(row["arm"], "ids", ids, row["token_logprobs"], *_top_k(row, model)))
-    served = row["arm"].startswith("served_")
-    if row["evidence"] == Evidence.E2 or (not served and row["finish_reason"]):
-        encoded = model.retokenise(row["text"], row["finish_reason"])
-        if encoded and (not found or tuple(encoded) != found[0].ids):
-            found.append(Sequence(row["arm"], "text", tuple(encoded), None, None, None))
-    return found
-
-
-def _top_k(row: dict[str, Any], model: CausalLM) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """A response's top-k ids and logprobs as rectangles: positions may differ in k when a server appends its choice.
-
-    None where the server reports none, or ids that the vocabulary does not have.
-    """
-    if not row["top_token_ids"] or not all(map(model.knows, row["top_token_ids"])):
-        return None, None
-    k = min(map(len, row["top_token_ids"]))
-    ids = np.array([top[:k] for top in row["top_token_ids"]], dtype=np.int32)
-    return ids, np.array([top[:k] for top in row["top_logprobs"]], dtype=np.float32)
-
-
-def _force(model: CausalLM, prompt: Prompt, sequences: list[Sequence]) -> list[tuple[Sequence, Forced]]:
-    """Force each distinct sequence once, asking for the top-k ids of every arm that served it."""
-    groups: dict[tuple[int, ...], list[Sequence]] = defaultdict(list)
-    for sequence in sequences:
-        groups[sequence.ids].append(sequence)
-    results = []
-    for ids, members in groups.items():
-        wanted = [member.top_ids for member in members if member.top_ids is not None]
-        forced = model.force(prompt, ids, np.concatenate(wanted, 1) if wanted else None)
-        column = 0
-        for member in members:
-            if member.top_ids is None:
-                results.append((member, forced._replace(at=None)))
-                continue
-            width = member.top_ids.shape[1]
-            assert forced.at is not None
-            results.append((member, forced._replace(at=forced.at[:, column : column + width])))
-            column += width
-    return results
-
-
-def _rows(item_id: str, set_id: str, sequence: Sequence, forced: Forced, special: np.ndarray) -> list[dict[str, Any]]:
-    ids = np.array(sequence.ids)
-    columns: dict[str, Any] = {
-        "pos": range(len(ids)),
-        "token_id": ids,
-        "is_special": np.isin(ids, special),
-        "lp_judge": forced.lp_judge,
-        "lp_judge_max": forced.lp_judge_max,
-        "judge_rank": forced.judge_rank,
-        "entropy": forced.entropy,
-        "variance": forced.variance,
-        "lp_asked": forced.lp_asked,
-        "in_support": forced.in_support,
-        "judge_top_ids": forced.judge_top_ids,
-        "judge_top_lp": forced.judge_top_lp,
-    }
-    if sequence.logprobs is not None:
-        columns["lp_served"] = sequence.logprobs
-    if sequence.top_logprobs is not None:
-        columns |= {"served_top_lp": sequence.top_logprobs, "served_top_lp_judge": forced.at}
-    key = {"item_id": item_id, "set_id": set_id, "arm": sequence.arm, "path": sequence.path}
-    return [key | dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    JUDGES[modality_of(items_paths)](model_dir, dtype, items_paths, responses_path, output)

@@ -90,6 +90,8 @@ _logprobs = pa.list_(pa.float32())
 # (https://huggingface.co/docs/datasets/about_dataset_features): the file's own bytes, and a name for its format.
 MEDIA = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
+SEGMENTS = pa.list_(pa.struct([("start", pa.float64()), ("end", pa.float64()), ("text", pa.string())]))  # times in s
+
 
 def media_features(**columns: str) -> dict[bytes, bytes]:
     """Schema metadata that tells `datasets` which columns of type `MEDIA` hold what: column -> "Audio" or "Image"."""
@@ -128,7 +130,7 @@ RESPONSES = pa.schema(
         pa.field("evidence", _dictionary, nullable=False),  # Evidence
         pa.field("t_start_utc", pa.timestamp("us", tz="UTC")),
         pa.field("latency_ms", pa.float64()),
-        pa.field("ttft_ms", pa.float64()),  # time to first token, streamed requests only
+        pa.field("ttft_ms", pa.float64()),  # time to first token or audio, streamed requests only
         pa.field("concurrency", pa.int16()),
         pa.field("attempts", pa.int8(), nullable=False),
         pa.field("prompt_tokens", pa.int32()),  # as the server counted them
@@ -139,9 +141,15 @@ RESPONSES = pa.schema(
         pa.field("token_logprobs", _logprobs),  # nat, of the chosen tokens
         pa.field("top_token_ids", pa.list_(_ids)),
         pa.field("top_logprobs", pa.list_(_logprobs)),  # nat, descending
+        pa.field("audio", MEDIA),  # speech: the body as served; path = a name with its format's suffix
+        pa.field("chunk_bytes", pa.list_(pa.int32())),  # sizes of the body's chunks as they came, streamed only ...
+        pa.field("chunk_ms", pa.list_(pa.float64())),  # ... and when each came, since the request was sent
+        pa.field("language", pa.string()),  # transcription: as the server says
+        pa.field("segments", SEGMENTS),  # transcription: as the server says
         pa.field("output_sha256", pa.string()),
         pa.field("error", pa.string()),  # also of a first attempt, where the second was answered
-    ]
+    ],
+    metadata=media_features(audio="Audio"),
 )
 
 TOKENS = pa.schema(
@@ -195,6 +203,18 @@ FLOOR = pa.schema(
 )
 
 JUDGE = "judge"  # the reference arm that scores; it also answers every item itself
+SERVED = "served_"  # how the arms of a server's passes begin
+
+
+def served_arm(instance: int, name: str) -> str:
+    """The arm of pass `name` of a server instance."""
+    return f"{SERVED}{instance}_{name}"
+
+
+def pass_of(arm: str) -> str:
+    """The name of the pass whose arm this is."""
+    return arm.split("_", 2)[-1]
+
 
 SCHEMAS = {"items": ITEMS, "responses": RESPONSES, "tokens": TOKENS, "scores": SCORES, "floor": FLOOR}
 SORT_KEYS = {

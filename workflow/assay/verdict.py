@@ -9,16 +9,16 @@ from typing import Any
 
 import assay
 from assay import store
-from assay.config import TextGates, parse
+from assay.config import parse
 from assay.explain import run_of
 from assay.gate import read_verdict
 from assay.provenance import git_state, provenance
-from assay.records import JUDGE, ResponseStatus
+from assay.records import JUDGE, ResponseStatus, served_arm
 from assay.samples.lock import load_set
 from assay.verdicts.decide import RunFacts, judge_run, unsupported_verdict
 from assay.verdicts.model import ConfigInfo, Determinism, Instance, Tool, Verdict
-from assay.verdicts.planted import CONTROLS
-from assay.verdicts.scoretable import floor_margins
+from assay.verdicts.scoretable import floor_values
+from assay.verdicts.suites import suite_of
 from assay.verdicts.verify import Difference, read_scores
 from assay.verdicts.verify import verify as verify_verdict
 
@@ -42,7 +42,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
 
     Args:
         files: what the run left.
-        options: scoring options in effect (`assay.config.TextGates`).
+        options: scoring options in effect, those of the modality's gates.
     """
     plan = store.run_options(files.responses)
     items = sorted(row["item_id"] for path in files.sets for row in load_set(path))
@@ -57,7 +57,8 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
         files.scores,
         files.floor,
     ]
-    gates: TextGates = parse(TextGates, dict(options), "gate options")
+    suite = suite_of(plan["modality"])
+    gates = parse(suite.options, dict(options), "gate options")
     facts = RunFacts(
         config=_config_info(plan, store.read_provenance(files.tokens[0])["options"]),
         dtype=plan["dtype"],
@@ -68,7 +69,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
             )
         ),
         floor_arms=tuple(arm for arm in plan["reference"]["arms"] if arm != JUDGE),
-        controls=tuple((control.name, gate) for control in CONTROLS for gate in control.gates),
+        controls=tuple((control.name, gate) for control in suite.controls for gate in control.gates),
         options=gates,
         failures={
             (row["arm"], row["item_id"]): f"{row['status']}: {row['error'] or 'no further word'}"
@@ -80,7 +81,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
     )
     return judge_run(
         read_scores(files.scores, items),
-        floor_margins(store.iter_tables(files.floor, "floor")),
+        floor_values(store.iter_tables(files.floor, "floor")),
         facts,
         _tool(),
         provenance("verdict", inputs, {"run": plan, "scoring": gates.model_dump(mode="json")}),
@@ -144,4 +145,4 @@ def _determinism(plan: Mapping[str, Any], rows: list[dict[str, Any]]) -> Determi
 
 def _planned_arms(plan: Mapping[str, Any]) -> list[list[str]]:
     """Passes of each instance, as arms of the score table."""
-    return [[f"served_{number}_{item['name']}" for item in passes] for number, passes in enumerate(plan["instances"])]
+    return [[served_arm(number, item["name"]) for item in passes] for number, passes in enumerate(plan["instances"])]

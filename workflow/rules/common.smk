@@ -46,6 +46,19 @@ def code(stage):
     return fingerprint(f"workflow/scripts/{stage}.py")
 
 
+def picked_code(stage):
+    """Params function: digest of the code that a stage runs for the modality of a config, or else of a sample set."""
+
+    def digest(wildcards):
+        if "config" in wildcards.keys():
+            modality = plan(wildcards).get("modality")  # an unsupported config has none
+        else:
+            modality = for_people(read_recipe, wildcards.set).modality
+        return fingerprint(f"workflow/scripts/{stage}.py", modality)
+
+    return digest
+
+
 def manifest(source):
     return f"resources/{source}/manifest.json"
 

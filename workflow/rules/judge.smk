@@ -17,7 +17,7 @@ rule judge:
     params:
         dtype=served_judge_dtype,
         versions=VERSIONS,
-        code=code("judge"),
+        code=picked_code("judge"),
     script:
         "../scripts/judge.py"
 
@@ -41,6 +41,6 @@ rule judge_reference:
     params:
         dtype=judge_dtype,
         versions=VERSIONS,
-        code=code("judge"),
+        code=picked_code("judge"),
     script:
         "../scripts/judge.py"

@@ -16,6 +16,6 @@ rule reference:
     params:
         judge_dtype=judge_dtype,
         versions=VERSIONS,
-        code=code("reference"),
+        code=picked_code("reference"),
     script:
         "../scripts/reference.py"

@@ -18,6 +18,6 @@ rule score:
         runtime=30,
     params:
         options=gate_options,
-        code=code("score"),
+        code=picked_code("score"),
     script:
         "../scripts/score.py"

@@ -12,7 +12,7 @@ rule verdict:
         runtime=30,
     params:
         options=gate_options,
-        code=code("verdict"),
+        code=picked_code("verdict"),
     script:
         "../scripts/verdict.py"
 

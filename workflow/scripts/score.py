@@ -14,7 +14,7 @@ with stage(snakemake.log[0]):
         paths("sets"),
         list(zip(paths("responses"), paths("tokens"), strict=True)),
         list(zip(paths("reference_responses"), paths("reference_tokens"), strict=True)),
-        Path(snakemake.input.model).parent / "tokenizer.json",
+        Path(snakemake.input.model).parent,
         snakemake.params.options,
         Path(snakemake.output.scores),
         Path(snakemake.output.floor),

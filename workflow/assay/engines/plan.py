@@ -178,7 +178,10 @@ def serve_plan(config: Config, name: str) -> dict[str, Any]:
             "client": _client(arm, filled["client.model"], entry.arm),
             "identity": arm.identity.model_dump(mode="json"),
             "instances": [
-                [item.model_dump(mode="json") for item in resolved.passes(number, config.settings.concurrency)]
+                [
+                    item.model_dump(mode="json", exclude_none=True)
+                    for item in resolved.passes(number, config.settings.concurrency)
+                ]
                 for number in range(len(resolved.instances))
             ],
             "sets": resolved.sets,

@@ -1,1 +1,1 @@
-"""References: the code that served output is judged against, one module per kind."""
+"""References: the code that served output is judged against, one module per kind; and per modality, what it answers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,19 @@ def load_set(parquet: str | Path) -> list[Row]:
     """The items of a sample set, compared with the lock that lies beside its Parquet file."""
     path = Path(parquet)
     return verify_set(path, read_lock(path.stem, path.parent))
+
+
+def modality_of(parquets: Sequence[str | Path]) -> str:
+    """The modality of some sample sets.
+
+    Raises:
+        SampleError: they hold items of none, or of more than one.
+    """
+    found = sorted({row["modality"] for path in parquets for row in read_rows(path, "items", ["modality"])})
+    if len(found) != 1:
+        where = ", ".join(map(str, parquets))
+        raise SampleError(f"{where}: items of one modality are needed, not of {' and '.join(found) or 'none'}")
+    return str(found[0])
 
 
 def lock_path(name: str, folder: str | Path) -> Path:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import JsonValue
 from scipy import stats as distributions
 
 from assay.canonical import sha256_json, sha256_lines, sha256_text
-from assay.config import Dtype, TextGates
+from assay.config import AnyGates, Dtype
 from assay.metrics import stats
 from assay.records import FailureKind, Status
-from assay.verdicts.evidence import JUDGE, cover, reference_problems, summarise_evidence
-from assay.verdicts.gates import GATES, GREEDY, applicable, evaluate_gates
+from assay.verdicts.drafts import settle
+from assay.verdicts.evidence import COVERAGE, cover, reference_problems, summarise_evidence
 from assay.verdicts.model import (
     Caveat,
     Claim,
@@ -31,8 +32,10 @@ from assay.verdicts.model import (
     Tool,
     Verdict,
 )
-from assay.verdicts.scoretable import Floats, ScoreTable
-from assay.verdicts.trial import Floor, Trial, cut_floor, settle
+from assay.verdicts.scoretable import FloorValues, ScoreTable
+from assay.verdicts.suite import Suite
+from assay.verdicts.suites import suite_of
+from assay.verdicts.trial import Floor
 
 CONTROL_PREFIX = "control_"
 KS_CONTROLS = 20  # p-values from which the null self-check is made
@@ -54,11 +57,16 @@ class RunFacts:
     instances: tuple[Instance, ...]
     floor_arms: tuple[str, ...]
     controls: tuple[tuple[str, str], ...]
-    options: TextGates
+    options: AnyGates
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
     retried: int = 0
     determinism: Determinism | None = None
     problems: tuple[str, ...] = ()
+
+    @property
+    def suite(self) -> Suite[Any]:
+        """What its modality is judged by."""
+        return suite_of(self.config.modality)
 
     @property
     def served(self) -> dict[int, list[str]]:
@@ -82,7 +90,7 @@ class Decision:
 
 def judge_run(
     table: ScoreTable,
-    margins: Mapping[str, Floats],
+    values: FloorValues,
     facts: RunFacts,
     tool: Tool,
     provenance: Mapping[str, JsonValue] | None = None,
@@ -91,18 +99,25 @@ def judge_run(
 
     Args:
         table: scores of all arms, aligned to the plan.
-        margins: positive token margins of the floor arms (`scoretable.floor_margins`).
+        values: what the floor is cut from besides (`scoretable.floor_values`).
+
+    Raises:
+        StoreError: no suite judges the modality.
     """
-    options = facts.options
-    floor = cut_floor(table, margins, facts.floor_arms, facts.dtype, options)
+    suite, options = facts.suite, facts.options
+    floor = suite.cut_floor(table, values, facts.floor_arms, facts.dtype, options)
     coverage = cover(table, facts.all_arms, facts.failures, facts.retried)
-    problems = [*facts.problems, *reference_problems(table, floor, facts.floor_arms, facts.all_arms)]
+    problems = [
+        *facts.problems,
+        *reference_problems(table, facts.floor_arms, facts.all_arms),
+        *suite.judge_problems(table, floor),
+    ]
     gates: list[Gate] = []
     controls = Controls()
     if table.items and facts.served:
-        gates = evaluate_gates(table, floor, facts.served, facts.dtype, options)
-        controls = evaluate_controls(table, margins, floor, gates, facts)
-    claim = item_claim(gates)
+        gates = suite.evaluate(table, floor, facts.served, facts.dtype, options)
+        controls = evaluate_controls(table, values, floor, gates, facts)
+    claim = suite.claim(gates)
     decision = decide(
         coverage=coverage,
         gates=gates,
@@ -130,9 +145,7 @@ def judge_run(
         samples=Samples(
             planned=len(table.items),
             items_sha256=sha256_lines(table.items),
-            greedy=int(table.has("margin_max").sum()),
-            sampled=int(table.has("surprisal").sum()),
-            needles=int(table.has("needle").sum()),
+            **{kind: int(table.has(metric).sum()) for kind, metric in suite.counts.items()},
         ),
         options=options,
         options_sha256=sha256_json(options.model_dump(mode="json")),
@@ -140,20 +153,11 @@ def judge_run(
     )
 
 
-def item_claim(gates: Iterable[Gate]) -> Claim | None:
-    """The bound on the rate of unexplained items, from the pass with most of them; None without greedy items."""
-    hard = [gate for gate in gates if gate.id == "G-hard" and gate.test and gate.test.n and gate.value is not None]
-    if not hard:
-        return None
-    bad, n = max((round(gate.value or 0), gate.test.n) for gate in hard if gate.test)
-    return Claim(bad=bad, n=n, rate_upper95=stats.clopper_pearson(bad, n).high)
-
-
 # --- controls ----------------------------------------------------------------------------------------------------
 
 
 def evaluate_controls(
-    table: ScoreTable, margins: Mapping[str, Floats], floor: Floor, gates: Sequence[Gate], facts: RunFacts
+    table: ScoreTable, values: FloorValues, floor: Floor, gates: Sequence[Gate], facts: RunFacts
 ) -> Controls:
     """Positive controls: each planted fault, scored like served output, must fail its gate. Negative controls: each
     floor arm, judged against the others, must fail none (Holm over all of them: healthy arms together fail one at
@@ -163,7 +167,7 @@ def evaluate_controls(
     recorded as not_applicable, with that reason.
     """
     positive = [_positive(table, floor, gates, facts, *entry) for entry in sorted(facts.controls)]
-    negative = _negative(table, margins, floor, facts)
+    negative = _negative(table, values, floor, facts)
     p_values = [control.p for control in negative if control.p is not None]
     ks = distributions.kstest(p_values, "uniform", alternative="greater") if len(p_values) >= KS_CONTROLS else None
     return Controls(positive=positive, negative=negative, null_p_ks=None if ks is None else float(ks.pvalue))
@@ -179,37 +183,29 @@ def _positive(
         return PositiveControl(fault=fault, gate=name, got="not_applicable", detail=detail)
     if all(gate.status is Status.SKIPPED_OPTIONAL for gate in served):
         return PositiveControl(fault=fault, gate=name, got="not_applicable", detail=served[0].detail)
-    if blocked := _powerless(table, name, facts.options):
+    check = facts.suite.checks[name]
+    if blocked := check.powerless and check.powerless(table, facts.options):
         return PositiveControl(fault=fault, gate=name, got="not_applicable", detail=blocked)
     if not table.metrics(arm):
         return PositiveControl(fault=fault, gate=name, got=Status.ERROR, detail=f"the scores hold no arm '{arm}'")
-    trial = Trial(table, arm, floor, facts.options, facts.dtype, planned=False)
-    (result,) = settle([GATES[name](trial)], facts.options)
+    trial = facts.suite.trial(table, arm, floor, facts.options, facts.dtype, planned=False)
+    (result,) = settle([check.judge(trial)], facts.options)
     undecided = result.status is Status.INCONCLUSIVE
     return PositiveControl(
         fault=fault, gate=name, got="not_applicable" if undecided else result.status, detail=result.detail
     )
 
 
-def _powerless(table: ScoreTable, name: str, options: TextGates) -> str | None:
-    """Why no loss of needles could reach significance, whatever the fault."""
-    if name != "G-needle":
-        return None
-    solved = int((table.values(JUDGE, "needle") == 1).sum())
-    if 0.5**solved < options.alpha_soft:
-        return None
-    return f"the judge solves {solved} needles: losing all of them is not significant"
-
-
-def _negative(table: ScoreTable, margins: Mapping[str, Floats], floor: Floor, facts: RunFacts) -> list[NegativeControl]:
+def _negative(table: ScoreTable, values: FloorValues, floor: Floor, facts: RunFacts) -> list[NegativeControl]:
+    suite = facts.suite
     drafts = []
     for arm in floor.effective:
         rest = [other for other in floor.effective if other != arm]
         if not rest:
             continue
-        others = cut_floor(table, margins, rest, facts.dtype, facts.options)
-        trial = Trial(table, arm, others, facts.options, facts.dtype, planned=False)
-        drafts += [judge(trial) for name, judge in applicable(table).items() if name in GREEDY]
+        others = suite.cut_floor(table, values, rest, facts.dtype, facts.options)
+        trial = suite.trial(table, arm, others, facts.options, facts.dtype, planned=False)
+        drafts += [check.judge(trial) for check in suite.applicable(table).values() if check.on_floor]
     return [
         NegativeControl(
             arm=gate.arm, gate=gate.id, got=gate.status, p=gate.test.p if gate.test else None, detail=gate.detail
@@ -361,7 +357,7 @@ def _uncovered(coverage: Coverage, instances: Sequence[Instance]) -> list[str]:
 
 def _failing(gates: Sequence[Gate], errors: Mapping[str, str]) -> list[str]:
     # What the coverage gate says, the coverage block has said already.
-    failing = [gate for gate in gates if gate.status is Status.FAIL and gate.id not in {*errors, "G-coverage"}]
+    failing = [gate for gate in gates if gate.status is Status.FAIL and gate.id not in {*errors, COVERAGE}]
     return [
         f"{gate.id} on {gate.arm}: {gate.detail}" + "".join(f"; {entry.hint}" for entry in gate.diagnosis)
         for gate in failing

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from assay.verdicts.model import Coverage, EvidenceSummary, Unscored
+from assay.records import JUDGE
+from assay.verdicts.drafts import Draft, make_gate
+from assay.verdicts.model import Coverage, EvidenceSummary, Threshold, Unscored, WorstItem
 from assay.verdicts.scoretable import Mask, ScoreTable, State
-from assay.verdicts.trial import Floor
+from assay.verdicts.trial import SHOWN_ITEMS, Trial
 
-JUDGE = "judge"
+COVERAGE = "G-coverage"
 LEVELS = ("E0", "E1", "E2", "E3", "none")
 
 
@@ -32,6 +34,27 @@ def cover(
     return Coverage(planned=planned, scored=scored, retried=retried, failed=failed, missing=missing)
 
 
+def coverage_gate(trial: Trial) -> Draft:
+    """G-coverage: every planned request of the pass has a scored response. The denominator is what was planned."""
+    failed = trial.failed(trial.arm)
+    n, bad = len(failed), int(failed.sum())
+    return Draft(
+        hard=bad > 0,
+        gate=make_gate(
+            COVERAGE,
+            trial,
+            metric="answered",
+            severity="hard",
+            statistic="requests without a scored response",
+            value=bad,
+            unit="count",
+            threshold=Threshold(value=0, source="absolute", detail="every planned request must be answered"),
+            worst=[WorstItem(item_id=trial.table.items[i], value=1) for i in np.flatnonzero(failed)[:SHOWN_ITEMS]],
+            detail=f"{n - bad} of {n} planned requests answered",
+        ),
+    )
+
+
 def summarise_evidence(table: ScoreTable, arms: Sequence[str]) -> EvidenceSummary:
     """Evidence levels and prompt checks over the served responses."""
     levels = np.concatenate([np.empty(0), *(table.values(arm, "evidence", worst=4.0) for arm in arms)])
@@ -46,8 +69,8 @@ def summarise_evidence(table: ScoreTable, arms: Sequence[str]) -> EvidenceSummar
     )
 
 
-def reference_problems(table: ScoreTable, floor: Floor, floor_arms: Sequence[str], served: Sequence[str]) -> list[str]:
-    """Why the reference cannot be trusted: scores that are missing or not finite, or a judge that fails itself.
+def reference_problems(table: ScoreTable, floor_arms: Sequence[str], served: Sequence[str]) -> list[str]:
+    """Why the reference cannot be trusted: scores that are missing or not finite.
 
     A server's own NaN is no answer at all, so a score of a `served` arm that is not finite is the judge's as well.
     """
@@ -64,12 +87,6 @@ def reference_problems(table: ScoreTable, floor: Floor, floor_arms: Sequence[str
         if bad.any():
             item = table.items[int(np.flatnonzero(bad)[0])]
             problems.append(f"reference arm '{arm}' has no finite score for {int(bad.sum())} items, first {item}")
-    own = table.values(JUDGE, "margin_max")
-    if (own > floor.tau_hard).any():
-        index = int(np.nanargmax(own))
-        problems.append(
-            f"the judge does not agree with its own greedy run: {own[index]:.3g} nat at {table.items[index]}"
-        )
     return problems
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
-from assay.config import CaveatCode, TextGates
+from assay.config import AnyGates, CaveatCode
 from assay.errors import StoreError
 from assay.records import FailureKind, Status
 
@@ -362,13 +362,13 @@ class Instance(Strict):
 
 
 class Samples(Strict):
-    """The planned items."""
+    """The planned items; besides, how many there are of each kind that the modality tells apart."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, Count] = Field(init=False)
 
     planned: Count
     items_sha256: str
-    greedy: Count = 0
-    sampled: Count = 0
-    needles: Count = 0
 
 
 class Reference(Strict):
@@ -397,7 +397,7 @@ class Verdict(Strict):
     instances: list[Instance] = []
     reference: Reference | None = None
     samples: Samples
-    options: TextGates | None = None
+    options: AnyGates | None = None
     options_sha256: str | None = None
     provenance: dict[str, JsonValue] = Field(default={}, description="Inputs with sha256, host, times; set by the rule")
 

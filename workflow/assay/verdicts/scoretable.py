@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -18,6 +18,7 @@ from assay.records import Flag
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+FloorValues = Mapping[str, Mapping[str, Floats]]  # gate -> arm -> values
 
 
 class State(IntEnum):
@@ -186,13 +187,16 @@ def planned_items(tables: Iterable[pa.Table], missing: Sequence[str] = ()) -> li
     return sorted(found)
 
 
-def floor_margins(tables: Iterable[pa.Table]) -> dict[str, Floats]:
-    """Positive token margins [nat] of each floor arm, from FLOOR tables: the exact inputs of tau_soft."""
-    found: dict[str, list[Floats]] = {}
+def floor_values(tables: Iterable[pa.Table]) -> FloorValues:
+    """Values of each gate and floor arm from FLOOR tables, sorted: the exact inputs of what is cut from the floor."""
+    found: dict[str, dict[str, list[Floats]]] = {}
     for table in tables:
-        kept = table.filter(pc.equal(pc.cast(table["gate"], pa.string()), "G-soft"))
-        arms, arm_of = _codes(kept["arm"]) if kept.num_rows else ([], np.empty(0))
-        values = kept["value"].to_numpy()
-        for code, arm in enumerate(arms):
-            found.setdefault(arm, []).append(values[arm_of == code])
-    return {arm: np.sort(np.concatenate(parts)) for arm, parts in found.items()}
+        if not table.num_rows:
+            continue
+        gates, gate_of = _codes(table["gate"])
+        arms, arm_of = _codes(table["arm"])
+        values = table["value"].to_numpy()
+        for code, group in _groups(gate_of * len(arms) + arm_of):
+            parts = found.setdefault(gates[code // len(arms)], {})
+            parts.setdefault(arms[code % len(arms)], []).append(values[group])
+    return {gate: {arm: np.sort(np.concatenate(parts)) for arm, parts in arms.items()} for gate, arms in found.items()}

@@ -14,7 +14,7 @@ from assay.errors import StoreError
 from assay.records import Status
 from assay.verdicts.decide import RunFacts, judge_run
 from assay.verdicts.model import Verdict
-from assay.verdicts.scoretable import ScoreTable, floor_margins, planned_items
+from assay.verdicts.scoretable import ScoreTable, floor_values, planned_items
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def verify(verdict: Verdict, scores_path: str | Path, floor_path: str | Path) ->
         return [Difference("samples.items_sha256", verdict.samples.items_sha256, sha256_lines(items))]
     again = judge_run(
         read_scores(scores_path, items),
-        floor_margins(store.iter_tables(floor_path, "floor")),
+        floor_values(store.iter_tables(floor_path, "floor")),
         recorded_facts(verdict),
         verdict.tool,
         verdict.provenance,

@@ -1,0 +1,1 @@
+"""Judging: what the judge says of every output, one module per modality."""

@@ -1,0 +1,1 @@
+"""Scorers: outputs and judged tables to score rows, one module per modality."""

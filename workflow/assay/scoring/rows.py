@@ -1,0 +1,111 @@
+"""What every scorer shares: the arms of a run, their responses, and score rows as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from assay import store
+from assay.records import JUDGE, SCORES, Flag, served_arm
+from assay.verdicts.planted import Control
+
+C = TypeVar("C", bound=Control)
+Files = list[tuple[Path, Path]]  # (responses, judged) of each instance, or of each sample set and reference arm
+
+
+@dataclass(frozen=True)
+class Arm(Generic[C]):
+    """One arm to score: where its responses and what was judged of them are, and the fault planted on it."""
+
+    name: str
+    label: str  # the name it carries in the scores: its own, or that of the control planted on it
+    responses: list[Path]
+    judged: list[Path]
+    control: C | None = None
+
+
+@dataclass
+class Rows:
+    """Score rows of one metric, as columns. `nan` says what a NaN among the values means."""
+
+    metric: str
+    unit: str
+    direction: int
+    item_ids: list[str] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    aux: list[dict[str, float]] = field(default_factory=list)
+    nan: Flag = Flag.UNDEFINED
+
+
+def arms_of(plan: Mapping[str, Any], served: Files, references: Files, controls: Sequence[C]) -> Iterator[Arm[C]]:
+    """Every arm of a run: served passes, then the reference's arms, and the judge's once more for each control."""
+    for number, passes in enumerate(plan["instances"]):
+        for item in passes:
+            name = served_arm(number, item["name"])
+            yield Arm(name, name, [served[number][0]], [served[number][1]])
+    for name in plan["reference"]["arms"]:
+        files = [pair for pair in references if pair[0].stem == name]
+        arm = Arm[C](name, name, [pair[0] for pair in files], [pair[1] for pair in files])
+        yield arm
+        if name == JUDGE:
+            yield from (
+                Arm(name, f"control_{control.name}", arm.responses, arm.judged, control) for control in controls
+            )
+
+
+def read_responses(arm: Arm[C], columns: list[str]) -> dict[str, dict[str, Any]]:
+    """Item -> these columns of its response (`item_id` and `arm` among them), the arm's fault planted."""
+    found = {
+        row["item_id"]: row
+        for path in arm.responses
+        for row in store.read_rows(path, "responses", columns)
+        if row["arm"] == arm.name
+    }
+    return arm.control.responses(found) if arm.control and arm.control.responses else found
+
+
+def score_table(config: str, arm: str, sets: Mapping[str, str], parts: Iterable[Rows]) -> pa.Table:
+    """Rows as a `scores` table; `sets` is the sample set of each item.
+
+    NaN becomes null (undefined, or not finite where only a broken judge gives it); infinity becomes null (counted as
+    the worst case).
+    """
+    tables = [_part(config, arm, sets, rows) for rows in parts if rows.item_ids]
+    return pa.concat_tables(tables).combine_chunks() if tables else SCORES.empty_table()
+
+
+def _part(config: str, arm: str, sets: Mapping[str, str], rows: Rows) -> pa.Table:
+    values = np.array(rows.values, dtype=np.float64)
+    flags = np.full(len(values), Flag.OK.value, dtype=object)
+    flags[np.isnan(values)] = rows.nan.value
+    flags[np.isinf(values)] = Flag.MISSING_AS_WORST.value
+    n = len(values)
+    aux = rows.aux or [{}] * n
+    columns = {
+        "config": pa.repeat(config, n),
+        "item_id": rows.item_ids,
+        "set_id": [sets[key] for key in rows.item_ids],
+        "arm": pa.repeat(arm, n),
+        "metric": pa.repeat(rows.metric, n),
+        "value": pa.array(values, mask=~np.isfinite(values)),
+        "flag": flags,
+        "unit": pa.repeat(rows.unit, n),
+        "direction": pa.repeat(pa.scalar(rows.direction, pa.int8()), n),
+        "aux": pa.array(
+            [[(k, v) for k, v in entry.items() if np.isfinite(v)] for entry in aux], SCORES.field("aux").type
+        ),
+    }
+    arrays = [_as(columns[column.name], column.type) for column in SCORES]
+    return pa.table(arrays, schema=SCORES)
+
+
+def _as(values: Any, kind: pa.DataType) -> pa.Array:
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    return (
+        array.dictionary_encode() if pa.types.is_dictionary(kind) and not pa.types.is_dictionary(array.type) else array
+    )

@@ -1,0 +1,22 @@
+"""The suite of each modality."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assay.errors import StoreError
+from assay.verdicts.suite import Suite
+from assay.verdicts.text.suite import TEXT
+
+SUITES: dict[str, Suite[Any]] = {"text": TEXT}
+
+
+def suite_of(modality: str | None) -> Suite[Any]:
+    """The suite of a modality.
+
+    Raises:
+        StoreError: there is none.
+    """
+    if modality not in SUITES:
+        raise StoreError(f"outputs of modality '{modality}' cannot be judged; known: {', '.join(SUITES)}")
+    return SUITES[modality]

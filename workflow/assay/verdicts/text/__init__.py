@@ -1,0 +1,1 @@
+"""Text: its gates, its planted controls, and the suite of both."""
