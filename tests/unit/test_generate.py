@@ -141,7 +141,7 @@ def test_an_arm_of_mstars_protocol_is_asked_in_it(workspace):
 
 
 def test_a_server_of_mstars_protocol_that_fails_every_request_never_becomes_ready_though_healthy(workspace):
-    rows, identity, cleanup = run(workspace, "--fault=http_500", start_limit_s=3, fake=FAKE_MSTAR, client=MSTAR)
+    rows, identity, cleanup = run(workspace, "--fault=http_500", start_limit_s=8, fake=FAKE_MSTAR, client=MSTAR)
     assert {row["status"] for row in rows} == {"not_sent"}
     assert "http_error: the conductor does not answer" in identity["startup"]["failure"]["message"]
     assert cleanup["clean"]
