@@ -1,6 +1,8 @@
 """Whose weights a result was made with is part of it, from the reference to the verdict."""
 
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,12 @@ from sets import item, write_locked_set
 from assay.canonical import sha256_file, sha256_weights
 from assay.config import LocalSource, load, read_yaml
 from assay.engines.plan import complete_plan, serve_plan
-from assay.errors import SampleError, SourceError
+from assay.errors import SampleError, SourceError, StoreError
 from assay.generate import Outputs, generate
 from assay.judge import judge
 from assay.reference import reference
-from assay.sources.manifest import MANIFEST, make_manifest, write_manifest
+from assay.sources import manifest as manifests
+from assay.sources.manifest import MANIFEST, STAMP, make_manifest, verify_weights, write_manifest
 from assay.store import read_json, read_provenance, write_json
 from assay.verdict import _config_info
 
@@ -88,3 +91,102 @@ def test_weights_that_changed_since_the_fetch_are_neither_judged_with_nor_served
     with pytest.raises(SourceError, match="the plan names"):
         generate(Path("plan.json"), [nothing], 0, outputs)
     assert not (tmp_path / "out").exists()
+
+
+# --- hashed once ---------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """Fetched weights whose files were written long ago, and how often one of them was hashed."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.hashed = folder, 0
+        folder.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).write_text(f"content of {name}")
+        pin = LocalSource(kind="local", path="$NOWHERE", files={"config.json": "0" * 64}, licence="none")
+        write_manifest(make_manifest("tiny", pin, folder), folder)
+        monkeypatch.setattr(manifests, "sha256_file", self._count)
+        monkeypatch.setattr(manifests, "SETTLED_S", -60)  # as if a minute had gone by
+
+    def _count(self, path):
+        self.hashed += 1
+        return sha256_file(path)
+
+    def verify(self):
+        """The digest, and how many files had to be hashed for it."""
+        before = self.hashed
+        return verify_weights(self.folder), self.hashed - before
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    return Store(tmp_path / "weights", monkeypatch)
+
+
+def test_weights_that_nobody_touched_are_hashed_once(weights):
+    name = sha256_weights(read_json(weights.folder / MANIFEST))
+    assert [weights.verify() for _ in range(3)] == [(name, 2), (name, 0), (name, 0)]
+    (weights.folder / STAMP).unlink()
+    assert weights.verify() == (name, 2)
+
+
+def test_a_change_that_hides_behind_the_old_size_and_time_is_found(weights):
+    weights.verify()
+    path = weights.folder / "model.safetensors"
+    before = path.stat()
+    time.sleep(0.02)  # a tick of the file system
+    path.write_text(path.read_text().swapcase())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.raises(SourceError, match=r"model\.safetensors is not what was fetched"):
+        weights.verify()
+    with pytest.raises(SourceError, match=r"model\.safetensors is not what was fetched"):
+        weights.verify()
+
+
+def test_a_file_or_link_in_the_place_of_another_is_found(weights, tmp_path):
+    weights.verify()
+    path = weights.folder / "model.safetensors"
+    before = path.stat()
+    other = tmp_path / "other"
+    other.write_text("Content of model.safetensors")
+    for replace in (lambda: path.write_text("CONTENT OF MODEL.SAFETENSORS"), lambda: path.symlink_to(other)):
+        path.unlink()
+        replace()
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with pytest.raises(SourceError, match=r"model\.safetensors is not what was fetched"):
+            weights.verify()
+
+
+def test_files_that_were_touched_but_not_changed_are_hashed_again_and_believed(weights):
+    name, _ = weights.verify()
+    time.sleep(0.02)
+    (weights.folder / "config.json").touch()
+    assert [weights.verify() for _ in range(2)] == [(name, 2), (name, 0)]
+
+
+def test_files_written_a_moment_ago_are_not_believed_yet(weights, monkeypatch):
+    monkeypatch.setattr(manifests, "SETTLED_S", 60)
+    assert [weights.verify()[1] for _ in range(2)] == [2, 2]
+    assert not (weights.folder / STAMP).exists()
+
+
+def test_another_manifest_or_a_missing_file_needs_more_than_the_stamp(weights):
+    weights.verify()
+    manifest = read_json(weights.folder / MANIFEST)
+    manifest["files"]["config.json"]["sha256"] = "0" * 64
+    write_json(weights.folder / MANIFEST, manifest)
+    with pytest.raises(SourceError, match=r"config\.json is not what was fetched"):
+        weights.verify()
+    (weights.folder / "model.safetensors").unlink()
+    with pytest.raises(SourceError):
+        weights.verify()
+
+
+def test_a_folder_that_may_only_be_read_is_hashed_each_time(weights, monkeypatch):
+    def refuse(*_):
+        raise StoreError("read-only file system")
+
+    monkeypatch.setattr(manifests, "write_json", refuse)
+    assert [weights.verify()[1] for _ in range(2)] == [2, 2]

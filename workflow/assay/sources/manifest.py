@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,9 +15,14 @@ from typing import Any
 
 from assay.canonical import sha256_file, sha256_weights
 from assay.config import Source
-from assay.errors import SourceError
+from assay.errors import SourceError, StoreError
+from assay.store import read_json, write_json
 
 MANIFEST = "manifest.json"
+STAMP = ".verified.json"
+SETTLED_S = 2  # a file touched later than this before it was hashed may change again within one tick of its file system
+
+Status = list[int]
 
 
 @dataclass(frozen=True)
@@ -93,12 +100,46 @@ def verify_manifest(directory: str | Path) -> Manifest:
 
 
 def verify_weights(directory: str | Path) -> str:
-    """SHA-256 that names the model in `directory`, after hashing its files again: before every load of it.
+    """SHA-256 that names the model in `directory`, after making sure that its files are those that were fetched.
+
+    Called before every load. Files are hashed the first time; then a stamp beside the manifest holds what the file
+    system says of each, and as long as it says the same, nothing is hashed again. Any write through the file system
+    changes a file's ctime, which no program can set back, whatever it does to mtime. Not seen: a disk that returns
+    other bytes than were written to it, a write to the block device below a mounted file system, a clock that was set
+    back on purpose to the nanosecond. Remove the stamp to have everything hashed again.
 
     Raises:
         SourceError: a file is missing or changed since it was fetched.
     """
-    return sha256_weights(asdict(verify_manifest(directory)))
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    name = sha256_weights(asdict(manifest))
+    began = time.time_ns()
+    now = _statuses(directory, manifest)
+    with contextlib.suppress(StoreError):
+        if now is not None and read_json(directory / STAMP) == {"weights_sha256": name, "files": now}:
+            return name
+    verify_manifest(directory)
+    if now is not None and now == _statuses(directory, manifest) and _settled(now, began):
+        with contextlib.suppress(StoreError):  # a folder that may only be read: it is hashed each time
+            write_json(directory / STAMP, {"weights_sha256": name, "files": now})
+    return name
+
+
+def _statuses(directory: Path, manifest: Manifest) -> dict[str, Status] | None:
+    """Path -> size, mtime, inode and ctime of the file behind it; None where one cannot be had.
+
+    A link is followed: another file behind it has another inode.
+    """
+    try:
+        found = {path: (directory / path).stat() for path in manifest.files}
+    except OSError:
+        return None
+    return {path: [one.st_size, one.st_mtime_ns, one.st_ino, one.st_ctime_ns] for path, one in found.items()}
+
+
+def _settled(statuses: Mapping[str, Status], now_ns: int) -> bool:
+    return all(ctime + SETTLED_S * 10**9 < now_ns for *_, ctime in statuses.values())
 
 
 def only(origins: Sequence[Path]) -> Path:
