@@ -74,7 +74,9 @@ def build(content, root, tools=True):
     machine.proc.mkdir(parents=True)
     for pid, process in (content.get("proc") or {}).items():
         _process(machine.proc / pid, process)
+    (root / "kmsg").touch()
     machine.options = DeviceOptions(
+        kernel_log=str(root / "kmsg"),
         sysfs_root=str(machine.sysfs),
         proc_root=str(machine.proc),
         lock_dir=str(root / "locks"),

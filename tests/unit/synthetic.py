@@ -195,6 +195,7 @@ def devices(
     before: list[dict[str, Any]] | None = None,
     after: list[dict[str, Any]] | None = None,
     error: str | None = None,
+    health: list[dict[str, Any]] | None = None,
     **during: Any,
 ) -> Devices:
     """Two idle devices that nothing happened to, but for these checks and what was seen while they were used."""
@@ -212,6 +213,7 @@ def devices(
         {"index": 1, "pci": "0000:26:00.0", "uuid": "GPU-2", "name": None, "tool_index": None},
     ]
     seen = {"looks": 9, "failed": [], "strangers": [], "astray": [], "unused": [], "blind": []} | during
+    seen["health"] = report(health)
     return Devices.model_validate(
         {"leased": leased, "before": report(before), "during": seen, "after": report(after, error)}
     )

@@ -245,10 +245,10 @@ def test_devices_of_a_server_that_never_came_are_not_said_to_be_unused():
     assert "device_use" not in caveats(verdict)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("report", "when"), [("before", "before"), ("health", "while"), ("after", "after")])
 @pytest.mark.parametrize("outcome", ["warn", "unknown"])
-def test_a_gate_that_warns_or_cannot_tell_is_a_caveat_that_says_when(when, outcome):
-    verdict = on_devices(**{when: [check("memory", outcome, "not told")]})
+def test_a_gate_that_warns_or_cannot_tell_is_a_caveat_that_says_when(report, when, outcome):
+    verdict = on_devices(**{report: [check("memory", outcome, "not told")]})
     assert verdict.verdict is Status.PASS_WITH_CAVEAT
     assert caveats(verdict) == {"device_health": f"instance 0: {when} it ran: memory on HIP 1: not told"}
 
@@ -283,6 +283,18 @@ def test_devices_that_are_not_left_as_they_were_are_an_error_that_says_why(after
     assert verdict.verdict is Status.ERROR
     assert verdict.reason.startswith("instance 0 did not leave its devices as they were: ")
     assert verdict.reason.endswith(why)
+
+
+def test_a_fault_of_the_devices_is_an_error_before_any_gate_is_believed():
+    world = World()
+    world.serve(noise=1.0)
+    assert judge(world).verdict is Status.FAIL
+    faulty = {"devices": devices(health=[check("ecc_uncorrectable", "refuse", "3, wanted: 0")])}
+    for served in (world, World()):
+        verdict = judge(served, **with_instances(faulty))
+        assert verdict.verdict is Status.ERROR
+        why = "the devices of instance 0 had faults while it ran: ecc_uncorrectable on HIP 1: 3, wanted: 0"
+        assert verdict.reason == why
 
 
 def test_an_error_by_what_could_not_be_read_says_what_that_is():

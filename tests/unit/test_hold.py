@@ -4,6 +4,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 from gpu import Machine, build, case
@@ -14,6 +15,7 @@ from assay.devices import discovery, health
 from assay.devices import hold as rooms
 from assay.devices.hold import Held, hold
 from assay.devices.lease import lease
+from assay.devices.model import Reading
 from assay.devices.watch import Watch
 from assay.engines.server import StartFailure
 from assay.errors import DeviceError
@@ -53,6 +55,10 @@ class Bench:
     def use(self, index, memory):
         """Let device `index` have so much memory in use."""
         (self.machine.pci(self.pci[index]) / "mem_info_vram_used").write_text(f"{memory}\n")
+
+    @property
+    def log(self):
+        return Path(self.machine.options.kernel_log)
 
     def memory(self, index):
         return int((self.machine.pci(self.pci[index]) / "mem_info_vram_used").read_text())
@@ -248,6 +254,38 @@ def test_a_machine_that_lists_no_processes_is_said_to_hide_strangers(bench):
     assert held.evidence["during"]["unused"] == []  # who knows
     assert held.evidence["before"]["outcome"] == "warn"
     assert gates(held.evidence["before"], "unknown").keys() >= {"co_tenant"}
+
+
+def test_what_gates_and_the_kernel_say_while_a_server_runs_is_evidence(bench):
+    with bench.hold() as held:
+        bench.saw()
+    assert held.evidence["during"]["health"]["outcome"] == "pass"
+    with bench.hold() as held:
+        bench.saw()
+        (bench.machine.pci(bench.pci[1]) / "current_compute_partition").write_text("CPX\n")
+        bench.saw()
+        (bench.machine.pci(bench.pci[1]) / "current_compute_partition").write_text("SPX\n")
+        with bench.log.open("a") as log:
+            log.write(f"3,9,77,-;amdgpu {bench.pci[0]}: amdgpu: GPU reset begin!\n")
+    assert held.evidence["during"]["health"]["outcome"] == "refuse"
+    name = f"HIP 1 ({bench.pci[1]})"
+    assert gates(held.evidence["during"]["health"], "refuse") == {"partition_mode": name, "kernel_log": "all"}
+    assert held.evidence["before"]["outcome"] == "pass"
+
+
+def test_tools_are_asked_once_a_minute_while_a_server_runs(bench, monkeypatch):
+    asked = []
+    real = rooms.discover
+
+    def discover(vendor, options, need=None):
+        asked.append(need)
+        return real(vendor, options, need)
+
+    monkeypatch.setattr(rooms, "discover", discover)
+    with bench.hold():
+        bench.saw(3)
+    running = [need for need in asked if need == () or Reading.THROTTLE in (need or ())]
+    assert running[0] == rooms.TOLD_WHILE_RUNNING and set(running[1:]) == {()}
 
 
 # --- after --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_a_stranger_that_comes_in_the_middle_of_a_run_is_seen_with_pid_and_memor
     def look():
         return amd.discover(machine.options, need=[Reading.MEMORY_USED])
 
-    with watch(look, [2, 3], lambda: {100}, tmp_path / "watch.jsonl", every_s=0.01) as seen:
+    with watch(look, [2, 3], lambda: {100}, tmp_path / "watch.jsonl", every_s=0.01, limits=HealthLimits()) as seen:
         until(lambda: seen.looks > 1)
         assert not seen.disturbed
         machine.compute(666, {14885: 5_000_000})
@@ -69,7 +69,7 @@ def test_a_process_of_ours_that_ends_while_we_look_is_no_stranger(tmp_path):
         ours.clear()  # it has just ended
         return amd.discover(machine.options, need=[Reading.MEMORY_USED])
 
-    with watch(look, [2], lambda: ours | {1}, tmp_path / "watch.jsonl", every_s=99) as seen:
+    with watch(look, [2], lambda: ours | {1}, tmp_path / "watch.jsonl", every_s=99, limits=HealthLimits()) as seen:
         until(lambda: seen.looks == 1)
     assert not seen.disturbed
 
@@ -83,7 +83,7 @@ def test_a_look_that_fails_is_noted_and_the_next_is_made(tmp_path, idle):
             raise answer
         return answer
 
-    with watch(look, [0], set, tmp_path / "watch.jsonl", every_s=0.01) as seen:
+    with watch(look, [0], set, tmp_path / "watch.jsonl", every_s=0.01, limits=HealthLimits()) as seen:
         until(lambda: seen.looks > 0)
     assert seen.failed == ["the sensor is gone"]
     assert seen.blind == {"HIP 0 (0000:05:00.0)"}  # the machine has no list of processes
@@ -93,24 +93,61 @@ def test_a_look_that_fails_is_noted_and_the_next_is_made(tmp_path, idle):
 def test_a_watch_that_breaks_off_is_no_silent_matter(tmp_path, idle):
     with (
         pytest.raises(ZeroDivisionError),
-        watch(lambda: 1 / 0, [0], set, tmp_path / "watch.jsonl", every_s=0.01),
+        watch(lambda: 1 / 0, [0], set, tmp_path / "watch.jsonl", every_s=0.01, limits=HealthLimits()),
     ):
         pass
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(StoreError, match=r"cannot write .*file"),
-        watch(lambda: idle, [0], set, tmp_path / "file/x", 1),
+        watch(lambda: idle, [0], set, tmp_path / "file/x", 1, HealthLimits()),
     ):
         pass
 
 
-def test_devices_that_ran_at_different_clocks_are_a_warning(idle):
-    seen = Watch()
-    for clock in (2100, 2000, 2050):
-        slow = with_reading(with_reading(idle, 0, Reading.CLOCK, 2100), 1, Reading.CLOCK, clock)
-        seen.take(slow, [0, 1], set(), "now")
-    # medians 2100 and 2050: 2.44 % apart
-    found = seen.clock_spread(HealthLimits())
-    assert (found.outcome, found.value) == (Outcome.PASS, 2.44)
-    assert seen.clock_spread(HealthLimits(clock_spread_pct=2)).outcome == Outcome.WARN
-    assert Watch().clock_spread(HealthLimits()) is None
+def looked(idle, *readings, **limits):
+    """What gates say after looks at HIP 0 and 1, at each of which HIP 0 has these readings."""
+    seen = Watch(HealthLimits(**limits))
+    for changes in readings:
+        node = with_reading(idle, 1, Reading.CLOCK, 2100)
+        for reading, value in changes.items():
+            node = with_reading(node, 0, reading, value)
+        seen.take(node, [0, 1], set(), "now")
+    return {(one.gate, one.device.split()[1] if one.device != "all" else "all"): one for one in seen.checks}
+
+
+@pytest.mark.parametrize(("limit", "outcome"), [(5, Outcome.PASS), (2, Outcome.WARN)])
+def test_devices_that_ran_at_different_clocks_are_a_warning(idle, limit, outcome):
+    clocks = [{Reading.CLOCK: clock} for clock in (2100, 2000, 2050)]
+    found = looked(idle, *clocks, clock_spread_pct=limit)[("clock_spread", "all")]
+    # medians 2050 and 2100: 2.44 % apart
+    assert (found.outcome, found.value) == (outcome, 2.44)
+    assert ("clock_spread", "all") not in looked(idle, *clocks, clock_spread_pct=None)
+
+
+@pytest.mark.parametrize(
+    ("reading", "fine", "wrong", "gate", "outcome"),
+    [
+        (Reading.TEMPERATURE, 100, 101, "temperature", Outcome.WARN),
+        (Reading.MEMORY_TEMPERATURE, 100, 101, "memory_temperature", Outcome.WARN),
+        (Reading.THROTTLE, "UNTHROTTLED", "THROTTLED", "throttle", Outcome.WARN),
+        (Reading.PERFORMANCE_LEVEL, "AUTO", "MANUAL", "performance_level", Outcome.WARN),
+        (Reading.POWER_CAP, 749, 748, "power_cap", Outcome.WARN),
+        (Reading.ECC_UNCORRECTABLE, 0, 1, "ecc_uncorrectable", Outcome.REFUSE),
+        (Reading.ECC_DEFERRED, 0, 1, "ecc_deferred", Outcome.REFUSE),
+    ],
+)
+def test_what_goes_wrong_at_one_look_is_told_of_its_device(idle, reading, fine, wrong, gate, outcome):
+    good = {Reading.POWER_CAP_DEFAULT: 750, reading: fine}
+    bad = good | {reading: wrong}
+    clean, sick = looked(idle, good, good, good), looked(idle, good, bad, good)
+    assert clean[(gate, "0")].outcome == Outcome.PASS
+    assert (sick[(gate, "0")].outcome, sick[(gate, "0")].value) == (outcome, wrong)
+    assert sick[(gate, "1")] == clean[(gate, "1")]
+
+
+def test_the_worst_of_several_looks_is_told_and_a_value_read_once_is_known(idle):
+    hot = [{Reading.TEMPERATURE: value} for value in (None, 70, 110, 105, None)]
+    found = looked(idle, *hot)[("temperature", "0")]
+    assert (found.outcome, found.value) == (Outcome.WARN, 110)
+    never = looked(idle, hot[0], hot[0])[("temperature", "0")]
+    assert (never.outcome, never.value) == (Outcome.UNKNOWN, None)

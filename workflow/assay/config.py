@@ -238,6 +238,7 @@ class DeviceOptions(Strict):
     )
     sysfs_root: str = "/sys"
     proc_root: str = "/proc"
+    kernel_log: str = Field(default="/dev/kmsg", description="Where it may not be read, faults it tells are unknown")
     tools: DeviceTools = DeviceTools()
     limits: HealthLimits = HealthLimits()
     on_unknown: Literal["warn", "refuse"] = Field(default="warn", description="When a gate's value cannot be read")

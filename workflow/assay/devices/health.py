@@ -128,23 +128,24 @@ class Rule:
     vendors: tuple[Vendor, ...] = tuple(Vendor)  # whose devices have such a thing
 
 
-IDLE = (Phase.IDLE,)
+IDLE, DURING = (Phase.IDLE,), (Phase.DURING,)
 AMD = (Vendor.AMD,)
+# While a server runs, what only makes it slow is a warning: its answers are what they are.
 RULES = (
     Rule("activity", Reading.ACTIVITY, "activity_pct", at_most, Outcome.REFUSE, IDLE),
     Rule("idle_power", Reading.POWER, "idle_power_w", at_most, Outcome.REFUSE, IDLE),
     Rule("temperature", Reading.TEMPERATURE, "idle_temperature_c", at_most, Outcome.REFUSE, IDLE),
     Rule("memory_temperature", Reading.MEMORY_TEMPERATURE, "idle_temperature_c", at_most, Outcome.REFUSE, IDLE),
-    Rule("temperature", Reading.TEMPERATURE, "load_temperature_c", at_most, Outcome.WARN, (Phase.DURING,)),
-    Rule(
-        "memory_temperature", Reading.MEMORY_TEMPERATURE, "load_temperature_c", at_most, Outcome.WARN, (Phase.DURING,)
-    ),
-    Rule("performance_level", Reading.PERFORMANCE_LEVEL, "performance_level", equal, Outcome.REFUSE, vendors=AMD),
-    Rule("throttle", Reading.THROTTLE, "throttle", equal, Outcome.REFUSE),
+    Rule("temperature", Reading.TEMPERATURE, "load_temperature_c", at_most, Outcome.WARN, DURING),
+    Rule("memory_temperature", Reading.MEMORY_TEMPERATURE, "load_temperature_c", at_most, Outcome.WARN, DURING),
+    Rule("performance_level", Reading.PERFORMANCE_LEVEL, "performance_level", equal, Outcome.REFUSE, IDLE, AMD),
+    Rule("performance_level", Reading.PERFORMANCE_LEVEL, "performance_level", equal, Outcome.WARN, DURING, AMD),
+    Rule("throttle", Reading.THROTTLE, "throttle", equal, Outcome.REFUSE, IDLE),
+    Rule("throttle", Reading.THROTTLE, "throttle", equal, Outcome.WARN, DURING),
     Rule("partition_mode", Reading.PARTITION_MODE, "partition_modes", one_of, Outcome.REFUSE),
     Rule("ecc_uncorrectable", Reading.ECC_UNCORRECTABLE, "ecc_uncorrectable", at_most, Outcome.REFUSE),
     Rule("ecc_deferred", Reading.ECC_DEFERRED, "ecc_uncorrectable", at_most, Outcome.REFUSE, vendors=AMD),
-    Rule("ecc_correctable", Reading.ECC_CORRECTABLE, "ecc_correctable", at_most, Outcome.WARN),
+    Rule("ecc_correctable", Reading.ECC_CORRECTABLE, "ecc_correctable", at_most, Outcome.WARN, IDLE),
     Rule("bad_pages", Reading.BAD_PAGES_PENDING, "bad_pages_pending", at_most, Outcome.REFUSE, vendors=AMD),
 )
 
@@ -162,14 +163,7 @@ def check(
         if phase == Phase.IDLE:
             checks += _memory(node, device, options.limits)
         checks += _tenants(node, device, own)
-        checks += [
-            _apply(rule, device, options.limits)
-            for rule in RULES
-            if phase in rule.phases
-            and device.vendor in rule.vendors
-            and getattr(options.limits, rule.limit) is not None
-        ]
-        checks += _power_cap(device, options.limits)
+        checks += state(device, options.limits, phase)
         if phase == Phase.IDLE:
             checks += _hung(device)
     checks += _links(chosen, options.limits)
@@ -184,6 +178,25 @@ def check(
         if holder.certain and holder.pid not in own
     ]
     return Report(tuple(checks), options.on_unknown, tuple(elsewhere))
+
+
+def state(device: Device, limits: HealthLimits, phase: Phase) -> list[Check]:
+    """What the gates on its own readings say of one device."""
+    rules = (rule for rule in RULES if phase in rule.phases and device.vendor in rule.vendors)
+    checks = [_apply(rule, device, limits) for rule in rules if getattr(limits, rule.limit) is not None]
+    return [*checks, *_power_cap(device, limits, Outcome.REFUSE if phase == Phase.IDLE else Outcome.WARN)]
+
+
+def worse(first: Check, second: Check) -> Check:
+    """Of what one gate said of one device at two looks, what is to be told: the worse, or the larger value.
+
+    A value that could be read at one of them is known.
+    """
+    severity = (Outcome.UNKNOWN, Outcome.PASS, Outcome.WARN, Outcome.REFUSE)
+    if first.outcome != second.outcome:
+        return max(first, second, key=lambda check: severity.index(check.outcome))
+    numbers = all(isinstance(check.value, int | float) for check in (first, second))
+    return max(first, second, key=lambda check: check.value) if numbers else first  # type: ignore[return-value, arg-type]
 
 
 def occupancy(node: Node, device: Device, limits: HealthLimits) -> tuple[Occupancy, str]:
@@ -322,7 +335,7 @@ def _apply(rule: Rule, device: Device, limits: HealthLimits) -> Check:
     return Check(rule.gate, str(device), outcome, value, limit, known.source, f"{value}, wanted: {limit}")
 
 
-def _power_cap(device: Device, limits: HealthLimits) -> list[Check]:
+def _power_cap(device: Device, limits: HealthLimits, otherwise: Outcome) -> list[Check]:
     if limits.power_cap_spread_w is None:
         return []
     cap, default = device[Reading.POWER_CAP], device[Reading.POWER_CAP_DEFAULT]
@@ -334,7 +347,7 @@ def _power_cap(device: Device, limits: HealthLimits) -> list[Check]:
             )
         ]
     close = abs(float(cap.value) - float(default.value)) <= limits.power_cap_spread_w
-    outcome, detail = Outcome.PASS if close else Outcome.REFUSE, f"{cap.value} W, default {default.value} W"
+    outcome, detail = Outcome.PASS if close else otherwise, f"{cap.value} W, default {default.value} W"
     return [Check("power_cap", str(device), outcome, cap.value, default.value, cap.source, detail)]
 
 

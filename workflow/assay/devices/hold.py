@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,8 @@ import psutil
 
 from assay.config import DeviceOptions, parse
 from assay.devices.discovery import discover
-from assay.devices.health import Outcome, Report, compare, settle, unfit
+from assay.devices.health import RULES, Check, Outcome, Phase, Report, compare, settle, unfit
+from assay.devices.kernel_log import faults, kernel_log
 from assay.devices.lease import lease
 from assay.devices.masks import candidates
 from assay.devices.model import Device, Node, Reading, Vendor
@@ -24,6 +26,8 @@ from assay.store import atomic_path
 
 RETURN_S = 60  # a driver takes back the memory of a process that ended with some delay
 LOOK_S = 1.0
+TOOLS_S = 60  # AMD's tools take seconds, and know what sysfs does not: one look so often is theirs
+TOLD_WHILE_RUNNING = tuple({rule.reading for rule in RULES if Phase.DURING in rule.phases})
 
 
 class Tree(Protocol):
@@ -80,23 +84,46 @@ def hold(plan: Mapping[str, Any], base: Mapping[str, str], samples: Path) -> Ite
     look = partial(discover, vendor, options)
     pool = candidates(look().devices, base)
     fit = unfit(partial(look, (Reading.MEMORY_USED,)), options.limits)
-    with lease(pool, plan["gpus"], options.lock_dir, options.lease_s, plan["config"], fit, options.settle_s) as leased:
+    with (
+        lease(pool, plan["gpus"], options.lock_dir, options.lease_s, plan["config"], fit, options.settle_s) as leased,
+        kernel_log(options.kernel_log) as logged,
+    ):
+
+        def told_by_kernel() -> list[Check]:
+            return faults(logged(), leased.devices, options.kernel_log)
+
         indices = [device.index for device in leased.devices]
         before, report = settle(look, indices, options)
+        report = replace(report, checks=(*report.checks, *told_by_kernel()))
         report.require()
         held = Held(leased.devices, leased.env)
         held.evidence = {"leased": [_named(device) for device in leased.devices], "before": _report(report)}
-        quick = partial(look, ())  # no tool is asked: they take seconds
         with (
             _compared(held.evidence, partial(_after, look, before, leased.devices, options)),
             ExitStack() as watching,
         ):
-            seen = watching.enter_context(watch(quick, indices, held.pids, samples, options.poll_s))
+            running = watch(_while_running(look), indices, held.pids, samples, options.poll_s, options.limits)
+            seen = watching.enter_context(running)
             try:
                 yield held
             finally:
                 watching.close()  # what its last look sees counts too
-                held.evidence["during"] = _seen(seen, leased.devices, options)
+                checks = (*seen.checks, *told_by_kernel())
+                held.evidence["during"] = _seen(seen, leased.devices, checks, options)
+
+
+def _while_running(look: Callable[[Collection[Reading]], Node]) -> Callable[[], Node]:
+    """Looks that are quick, but for one now and then."""
+    asked = -math.inf
+
+    def one() -> Node:
+        nonlocal asked
+        if time.monotonic() < asked + TOOLS_S:
+            return look(())
+        asked = time.monotonic()
+        return look(TOLD_WHILE_RUNNING)
+
+    return one
 
 
 @contextmanager
@@ -144,8 +171,7 @@ def _report(report: Report) -> dict[str, Any]:
     }
 
 
-def _seen(seen: Watch, leased: Sequence[Device], options: DeviceOptions) -> dict[str, Any]:
-    spread = seen.clock_spread(options.limits)
+def _seen(seen: Watch, leased: Sequence[Device], checks: tuple[Check, ...], options: DeviceOptions) -> dict[str, Any]:
     ours = set(map(str, leased))
     return {
         "looks": seen.looks,
@@ -154,5 +180,5 @@ def _seen(seen: Watch, leased: Sequence[Device], options: DeviceOptions) -> dict
         "astray": sorted(seen.used - ours),
         "unused": sorted(ours - seen.used - seen.blind),
         "blind": sorted(seen.blind),
-        "clock_spread": asdict(spread) if spread else None,
+        "health": _report(Report(checks, options.on_unknown)),
     }

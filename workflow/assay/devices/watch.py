@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from assay.config import HealthLimits
-from assay.devices.health import Check, Outcome
+from assay.devices.health import Check, Outcome, Phase, state, worse
 from assay.devices.model import Node, Reading
 from assay.errors import DeviceError, StoreError
 
@@ -34,30 +34,37 @@ class Stranger:
 
 @dataclass
 class Watch:
-    """What was seen while a server ran."""
+    """What was seen while a server ran, and what the gates say of it."""
 
+    limits: HealthLimits = field(default_factory=HealthLimits)
     looks: int = 0
     failed: list[str] = field(default_factory=list)  # looks that gave no answer, and why
     strangers: dict[int, Stranger] = field(default_factory=dict)  # by process id
     used: set[str] = field(default_factory=set)  # devices, ours or not, that our server's processes were on
     blind: set[str] = field(default_factory=set)  # devices whose processes no source lists: a stranger goes unseen
     clocks: dict[str, list[float]] = field(default_factory=dict)  # device -> MHz
+    worst: dict[tuple[str, str], Check] = field(default_factory=dict)  # of all looks, by gate and device
 
     @property
     def disturbed(self) -> bool:
         """Whether somebody else was on our devices."""
         return bool(self.strangers)
 
-    def clock_spread(self, limits: HealthLimits) -> Check | None:
-        """Whether our devices ran at one clock; None where that is not asked, or there is but one."""
-        limit = limits.clock_spread_pct
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What every gate said, at its worst."""
+        return (*self.worst.values(), *self._clock_spread())
+
+    def _clock_spread(self) -> list[Check]:
+        """Whether our devices ran at one clock; nothing where that is not asked, or there is but one."""
+        limit = self.limits.clock_spread_pct
         medians = {device: statistics.median(clocks) for device, clocks in self.clocks.items() if clocks}
         if limit is None or len(medians) < 2 or not (low := min(medians.values())):
-            return None
+            return []
         spread = round(100 * (max(medians.values()) / low - 1), 2)
         outcome = Outcome.PASS if spread <= limit else Outcome.WARN
         detail = ", ".join(f"{device} {clock:g} MHz" for device, clock in medians.items())
-        return Check("clock_spread", "all", outcome, spread, limit, "samples", detail)
+        return [Check("clock_spread", "all", outcome, spread, limit, "samples", detail)]
 
     def take(self, node: Node, indices: Sequence[int], own: Collection[int], utc: str) -> list[dict[str, Any]]:
         """Take one look into account; its samples."""
@@ -80,6 +87,9 @@ class Watch:
                 seen = self.strangers.get(holder.pid, new)
                 memory = max((used for used in (seen.memory, new.memory) if used is not None), default=None)
                 self.strangers[holder.pid] = replace(seen, memory=memory)
+            for found in state(device, self.limits, Phase.DURING):
+                key = (found.gate, found.device)
+                self.worst[key] = worse(self.worst.get(key, found), found)
             clock = device[Reading.CLOCK].value
             if clock is not None:
                 self.clocks.setdefault(str(device), []).append(float(clock))
@@ -90,22 +100,28 @@ class Watch:
 
 @contextmanager
 def watch(
-    look: Callable[[], Node], indices: Sequence[int], own: Callable[[], Collection[int]], path: Path, every_s: float
+    look: Callable[[], Node],
+    indices: Sequence[int],
+    own: Callable[[], Collection[int]],
+    path: Path,
+    every_s: float,
+    limits: HealthLimits,
 ) -> Iterator[Watch]:
     """Look at devices every `every_s` seconds until the block ends; each sample is one JSON line of `path`.
 
     A look that fails is noted and the next one is made: a run does not end because a sensor does not answer.
 
     Args:
-        look: gives the node; quick, so of sysfs or NVML alone.
+        look: gives the node; quick, so mostly of sysfs or NVML alone.
         indices: runtime numbers of our devices.
         own: process ids of our server, asked at each look: it starts processes as it goes.
         path: file for the samples; begun anew.
+        limits: of the gates.
 
     Raises:
         StoreError: the file cannot be written.
     """
-    seen, stop = Watch(), threading.Event()
+    seen, stop = Watch(limits), threading.Event()
 
     def work(output: IO[str]) -> None:
         while not stop.wait(every_s if seen.looks or seen.failed else 0):

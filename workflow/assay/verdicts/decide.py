@@ -250,8 +250,8 @@ def decide(
     """One status and one reason, by precedence:
 
     1. ERROR when no gate can be believed: no planned item, a reference that cannot be trusted, code that changed while
-       it served, another execution provider than was asked for. A server that ended by itself before it was ready needs
-       no gate to be believed: FAIL(startup).
+       it served, another execution provider than was asked for, devices that had faults. A server that ended by itself
+       before it was ready needs no gate to be believed: FAIL(startup).
     2. FAIL: a planned request without a scored response, or a failing gate whose controls behaved.
     3. ERROR: an instance that never came up for a reason of ours or unknown, a gate with misbehaving controls, a server
        that left something behind, on its devices too.
@@ -263,7 +263,7 @@ def decide(
     steps = [
         (Status.ERROR, ["no item was planned: an empty sample set is never a pass"] if not coverage.planned else []),
         (Status.FAIL, _startup(instances, FailureKind.EXITED)),
-        (Status.ERROR, [*problems, *_changed(instances), *_not_as_asked(instances)]),
+        (Status.ERROR, [*problems, *_changed(instances), *_not_as_asked(instances), *_faulty(instances)]),
         (Status.FAIL, [*_uncovered(coverage, instances), *_failing(gates, control_errors)]),
         (
             Status.ERROR,
@@ -324,6 +324,15 @@ def _changed(instances: Sequence[Instance]) -> list[str]:
 
 def _not_as_asked(instances: Sequence[Instance]) -> list[str]:
     return [f"instance {entry.instance}: {entry.facts.refused}" for entry in instances if entry.facts.refused]
+
+
+def _faulty(instances: Sequence[Instance]) -> list[str]:
+    return [
+        f"the devices of instance {entry.instance} had faults while it ran: "
+        + "; ".join(health.said("refuse") or health.said("unknown"))
+        for entry in instances
+        if entry.devices and (health := entry.devices.during.health).outcome == "refuse"
+    ]
 
 
 def _unclean(instances: Sequence[Instance]) -> list[str]:
@@ -427,7 +436,7 @@ def _device_caveats(entry: Instance, devices: Devices) -> Iterator[Caveat]:
         yield Caveat(code="co_tenant", detail=f"instance {instance}: others used its devices while it ran: {who}")
     unwell = [
         f"{when} it ran: {said}"
-        for when, report in (("before", devices.before), ("after", devices.after))
+        for when, report in (("before", devices.before), ("while", during.health), ("after", devices.after))
         if report.outcome == "warn"
         for said in report.said("warn", "unknown")
     ]

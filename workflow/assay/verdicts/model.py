@@ -295,7 +295,7 @@ class DevicesSeen(Strict):
     astray: list[str] = Field(description="Devices that were not leased and that its processes were on")
     unused: list[str] = Field(description="Leased devices that none of its processes was seen on")
     blind: list[str] = Field(description="Leased devices whose processes no source lists")
-    clock_spread: dict[str, JsonValue] | None = None
+    health: DeviceReport = Field(description="The worst that each gate said, and what the kernel logged")
 
 
 class Devices(Strict):
