@@ -117,6 +117,8 @@ def incomplete(rules: dict[str, dict[str, str]], scripts: set[str]) -> list[str]
             faults.append(f"rule {name} does not depend on the code of {script}")
         if name in COMPUTING and "versions=VERSIONS" not in rule.get("params", ""):
             faults.append(f"rule {name} does not depend on the versions of the libraries it computes with")
+        if name in COMPUTING and "devices=CONFIG.site.borrowed" not in rule.get("params", ""):
+            faults.append(f"rule {name} does not say which devices it computes on")
         for directive in {"log", "benchmark"} & rule.keys():
             if name not in rule[directive].replace(".", "/").split('"')[1].split("/"):
                 faults.append(f"the {directive} of rule {name} does not lie under its name")
@@ -149,11 +151,14 @@ def test_a_rule_that_watches_the_wrong_code_or_logs_elsewhere_is_found():
     assert "the log of rule score does not lie under its name" in faults
 
 
-def test_a_rule_that_computes_with_whatever_is_installed_is_found():
+def test_a_rule_that_computes_with_or_on_whatever_is_there_is_found():
     rules = all_rules()
-    rules["judge"] = rules["judge"] | {"params": 'dtype=judge_dtype, code=code("judge"),'}
+    rules["judge"] = rules["judge"] | {"params": 'devices=CONFIG.site.borrowed, code=code("judge"),'}
     (fault,) = incomplete(rules, scripts())
     assert fault == "rule judge does not depend on the versions of the libraries it computes with"
+    rules["judge"] = rules["judge"] | {"params": 'versions=VERSIONS, code=code("judge"),'}
+    (fault,) = incomplete(rules, scripts())
+    assert fault == "rule judge does not say which devices it computes on"
 
 
 def test_a_script_without_a_rule_and_a_rule_without_its_script_are_found():

@@ -66,6 +66,21 @@ def test_batching_padding_and_chunking_change_nothing_but_rounding(tiny, setting
         np.testing.assert_allclose(base[key].logprobs, other[key].logprobs, atol=1e-4)
 
 
+def test_everything_is_computed_where_the_model_is(tiny):
+    wanted = prompts([2, 9]) + prompts([5], sampling=Sampling(1.0, 0.9, 20, seed=3))
+    model = lm(tiny, ArmSettings("float32", prefill_chunk=4))
+
+    def everything():
+        done = generate(model, wanted)
+        return [*done.values(), *(model.force(one, [1, 2, 3], np.array([[4], [5], [6]])) for one in wanted)]
+
+    expected = everything()
+    with torch.device("meta"):  # a tensor that is made without saying where has no values
+        found = everything()
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_equal(one, other)
+
+
 def test_forcing_the_generated_tokens_gives_their_logprobs_and_zero_margins(tiny):
     model = lm(tiny)
     for prompt in prompts([3, 18]):

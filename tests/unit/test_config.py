@@ -242,6 +242,24 @@ def test_a_committed_site_is_no_machine_of_anybodys(path):
     assert set(values) <= {"description", "device", "devices", "container", "arms", "threads", "cache_dir"}
 
 
+@pytest.mark.parametrize(
+    ("changes", "gpus"),
+    [
+        ({}, 1),
+        ({"reference_gpus": 4}, 4),
+        ({"reference_gpus": 0}, 0),
+        ({"devices": None}, 0),
+        ({"device": "cpu"}, 0),
+        ({"device": "cpu", "devices": None}, 0),
+    ],
+)
+def test_a_reference_job_takes_one_device_where_there_are_some_unless_the_site_says_otherwise(changes, gpus):
+    values = config.read_yaml(ROOT / "config/sites/mi300x.yaml") | changes
+    borrowed = config.Site(**values).borrowed
+    assert (borrowed["gpus"], borrowed["device"]) == (gpus, "amd" if gpus else "cpu")
+    assert (borrowed["device_options"] or {}).get("lock_dir") == ("resources/leases" if gpus else None)
+
+
 def test_one_dtypes_resolution_can_be_changed_without_the_others(folder):
     edit(folder / "families/smollm2_135m.yaml", lambda c: c.update(gates={"resolution_nat": {"float16": 5e-4}}))
     changes = {"resolution_nat": {"float32": 1e-3}, "kappa": 3}

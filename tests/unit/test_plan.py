@@ -23,7 +23,6 @@ from assay.config import (
 )
 from assay.engines.plan import (
     complete_plan,
-    describe,
     effective_options,
     fill_instance,
     recorded_plan,
@@ -348,7 +347,7 @@ def test_nothing_runs_until_image_and_weights_are_pinned_and_the_plan_says_how()
     assert "docker://vllm/vllm-openai-rocm:v0.31.0" in image and "{{.Digest}}" in image
     with pytest.raises(ConfigError, match=r"will not run: .*revision is null.*\n.*will not run: .*digest is null"):
         complete_plan(plan, MANIFEST)
-    assert describe(plan).count("WILL NOT RUN") == 2
+    assert str(plan).count("WILL NOT RUN") == 2
     assert serve_plan(pinned(on("mi300x")), "qwen3_5_9b_vllm_aiter")["refused"] == []
 
 
@@ -364,16 +363,16 @@ def test_a_tag_that_is_allowed_is_said_in_the_plan_and_has_a_cache_of_its_own():
     by_tag = serve_plan(on("mi300x", allow_tag=True), "qwen3_5_9b_vllm")
     assert by_tag["image_by_tag"] == "vllm/vllm-openai-rocm:v0.31.0"
     assert len(by_tag["refused"]) == 1 and "revision" in by_tag["refused"][0]
-    assert "IMAGE BY TAG: vllm/vllm-openai-rocm:v0.31.0 has no digest" in describe(by_tag)
+    assert "IMAGE BY TAG: vllm/vllm-openai-rocm:v0.31.0 has no digest" in str(by_tag)
     assert by_tag["caches"]["triton"] == "resources/caches/vllm/tag-v0.31.0/triton"
     clean = serve_plan(pinned(on("mi300x", allow_tag=True)), "qwen3_5_9b_vllm")
-    assert clean["image_by_tag"] is None and "BY TAG" not in describe(clean)
+    assert clean["image_by_tag"] is None and "BY TAG" not in str(clean)
 
 
 def test_an_arm_from_a_checkout_is_skipped_until_somebody_gives_it(tmp_path):
     plan = serve_plan(on("mi300x"), "qwen3_5_9b_mstar_base")
     assert plan["unsupported"].endswith("snakemake --config trees='{base: PATH}', or `trees` in config/config.yaml")
-    assert "checkout 'base'" in describe(plan)
+    assert "checkout 'base'" in str(plan)
     plan = serve_plan(on("mi300x", trees=checkouts(tmp_path)), "qwen3_5_9b_mstar_base")
     assert plan["unsupported"] is None and plan["tree"]["path"] == str(tmp_path / "base")
     assert plan["argv"][0] == f"{tmp_path}/base/.venv/bin/python"

@@ -27,6 +27,18 @@ def test_rows_come_back_sorted_by_key_with_their_provenance(tmp_path):
     assert store.read_provenance(path)["rule"] == "test"
 
 
+def test_provenance_that_is_known_later_is_added_and_the_rows_stay(tmp_path):
+    path = tmp_path / "r.parquet"
+    with store.table_writer(path, "responses", {"rule": "test", "devices": None}) as writer:
+        for name in ("a", "b"):
+            writer.write(store.table_from_rows("responses", [response(name)]))
+    before = store.read_rows(path, "responses")
+    store.add_provenance(path, {"devices": {"leased": 1}})
+    assert store.read_provenance(path) == {"table": "responses", "rule": "test", "devices": {"leased": 1}}
+    assert store.read_rows(path, "responses") == before
+    assert [table.num_rows for table in store.iter_tables(path, "responses")] == [1, 1]
+
+
 def test_an_unknown_column_is_refused_rather_than_dropped():
     with pytest.raises(KeyError, match="latency"):
         store.table_from_rows("responses", [response("a", latency=1)])

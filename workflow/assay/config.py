@@ -257,6 +257,19 @@ class Site(Strict):
     threads: int = Field(ge=1, description="OMP_NUM_THREADS of each server and each reference process")
     cache_dir: str = Field(description="Engine caches; may use environment variables")
     devices: DeviceOptions | None = Field(default=None, description="Accelerators; null on a CPU site")
+    reference_gpus: int = Field(
+        default=1,
+        ge=0,
+        description="Devices of one reference or judge job, on a site that has some; 0: they use the CPU",
+    )
+
+    @property
+    def borrowed(self) -> dict[str, Any]:
+        """What a reference or judge job takes of the devices, in the words of a serve plan."""
+        if self.device == "cpu" or self.devices is None or not self.reference_gpus:
+            return {"gpus": 0, "device": "cpu", "device_options": None}
+        options = self.devices.model_dump(mode="json")
+        return {"gpus": self.reference_gpus, "device": self.device, "device_options": options}
 
 
 class ServedIdentity(Strict):

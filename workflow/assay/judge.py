@@ -12,12 +12,14 @@ from pathlib import Path
 from assay.judging import text
 from assay.samples.lock import modality_of
 
-Judge = Callable[[Path, str, list[Path], Path, Path], None]
+Judge = Callable[[Path, str, list[Path], Path, Path, int], None]
 
 JUDGES: dict[str, Judge] = {"text": text.judge}
 
 
-def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: Path, output: Path) -> None:
+def judge(
+    model_dir: Path, dtype: str, items_paths: list[Path], responses_path: Path, output: Path, gpus: int = 0
+) -> None:
     """Judge a `responses` table and write the judged table of its modality (text: `tokens`).
 
     Args:
@@ -26,5 +28,6 @@ def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: 
         items_paths: `items` tables of the sample sets the responses answer; they say the modality.
         responses_path: `responses` table of a server instance or of a reference arm.
         output: Parquet file to write.
+        gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
-    JUDGES[modality_of(items_paths)](model_dir, dtype, items_paths, responses_path, output)
+    JUDGES[modality_of(items_paths)](model_dir, dtype, items_paths, responses_path, output, gpus)

@@ -8,12 +8,12 @@ from pathlib import Path
 from assay.references import text
 from assay.samples.lock import modality_of
 
-Reference = Callable[[Path, Path, str, str, Path], None]
+Reference = Callable[[Path, Path, str, str, Path, int], None]
 
 REFERENCES: dict[str, Reference] = {"text": text.reference}
 
 
-def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path) -> None:
+def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path, gpus: int = 0) -> None:
     """Answer every item of a sample set by one reference arm and write a `responses` table.
 
     Args:
@@ -22,5 +22,6 @@ def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, out
         arm: `judge`, or the name of a floor arm (`<dtype>-<change>`).
         judge_dtype: dtype of the arm called `judge`.
         output: Parquet file to write.
+        gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
-    REFERENCES[modality_of([items_path])](model_dir, items_path, arm, judge_dtype, output)
+    REFERENCES[modality_of([items_path])](model_dir, items_path, arm, judge_dtype, output, gpus)

@@ -14,9 +14,7 @@ from assay.errors import AssayError
 
 @contextmanager
 def stage(log_file: str | Path, threads: int | None = None) -> Iterator[None]:
-    """Log to `log_file` and stderr; turn an `AssayError` into its message and exit status 1.
-
-    Anything else that is raised is a fault of ours: its traceback goes to both places.
+    """Log to `log_file` and stderr, errors as `errors_told` tells them.
 
     Args:
         log_file: the rule's log.
@@ -36,6 +34,16 @@ def stage(log_file: str | Path, threads: int | None = None) -> Iterator[None]:
     )
     for noisy in ("httpx", "httpcore", "transformers", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    with errors_told():
+        yield
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """Turn an `AssayError` into its message in the log and exit status 1.
+
+    Anything else that is raised is a fault of ours: its traceback goes there.
+    """
     log = logging.getLogger("assay")
     try:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,22 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     if METADATA_KEY not in metadata:
         raise StoreError(f"{path} carries no Assay provenance: it was not written by this workflow")
     return json.loads(metadata[METADATA_KEY])
+
+
+def add_provenance(path: str | Path, facts: Mapping[str, Any]) -> None:
+    """Add what was known only after a table was written to its provenance; its rows stay as they are.
+
+    Raises:
+        StoreError: the file is missing, truncated, or was not written by Assay.
+    """
+    record = {**read_provenance(path), **facts}
+    with pq.ParquetFile(path) as file, atomic_path(path) as temporary:
+        schema = file.schema_arrow.with_metadata(
+            {**file.schema_arrow.metadata, METADATA_KEY: json.dumps(record).encode()}
+        )
+        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            for group in range(file.num_row_groups):
+                writer.write_table(file.read_row_group(group))
 
 
 def run_options(paths: Sequence[str | Path]) -> dict[str, Any]:

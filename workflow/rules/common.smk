@@ -2,7 +2,7 @@
 from snakemake.exceptions import WorkflowError
 
 from assay import config as assay_config
-from assay.engines.plan import describe, recorded_plan, serve_plan
+from assay.engines.plan import ServePlan, recorded_plan, serve_plan
 from assay.errors import AssayError
 from assay.fingerprint import fingerprint
 from assay.provenance import LIBRARIES, versions
@@ -64,18 +64,13 @@ def manifest(source):
 
 
 def plan(wildcards):
-    """The serve plan: from the configuration, or, when rescoring, as the run recorded it."""
+    """The serve plan, which `snakemake -n` prints: from the configuration, or, when rescoring, as the run recorded it."""
     if not CONFIG.settings.rescore:
         return for_people(serve_plan, CONFIG, wildcards.config)
     recorded = for_people(recorded_plan, wildcards.config)
     if recorded is None:
         raise WorkflowError(f"nothing is recorded of config '{wildcards.config}': {RUN_FIRST}")
-    return recorded
-
-
-def plan_shown(wildcards):
-    """The serve plan for a person: `snakemake -n` prints it."""
-    return describe(plan(wildcards))
+    return ServePlan(recorded)
 
 
 def sets_of(wildcards):

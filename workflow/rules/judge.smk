@@ -7,6 +7,7 @@ rule judge:
         tokens="results/judged/{config}/{instance}.parquet",
     log:
         "logs/judge/{config}/{instance}.log",
+        devices="logs/judge/{config}/{instance}.devices.jsonl",
     benchmark:
         "benchmarks/judge/{config}/{instance}.tsv"
     threads: CONFIG.site.threads
@@ -16,6 +17,7 @@ rule judge:
         models=1,
     params:
         dtype=served_judge_dtype,
+        devices=CONFIG.site.borrowed,
         versions=VERSIONS,
         code=picked_code("judge"),
     script:
@@ -31,6 +33,7 @@ rule judge_reference:
         tokens="results/judged/reference/{model}/{set}/{arm}.parquet",
     log:
         "logs/judge_reference/{model}/{set}/{arm}.log",
+        devices="logs/judge_reference/{model}/{set}/{arm}.devices.jsonl",
     benchmark:
         "benchmarks/judge_reference/{model}/{set}/{arm}.tsv"
     threads: CONFIG.site.threads
@@ -40,6 +43,7 @@ rule judge_reference:
         models=1,
     params:
         dtype=judge_dtype,
+        devices=CONFIG.site.borrowed,
         versions=VERSIONS,
         code=picked_code("judge"),
     script:

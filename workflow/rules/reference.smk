@@ -6,6 +6,7 @@ rule reference:
         responses="results/reference/{model}/{set}/{arm}.parquet",
     log:
         "logs/reference/{model}/{set}/{arm}.log",
+        devices="logs/reference/{model}/{set}/{arm}.devices.jsonl",
     benchmark:
         "benchmarks/reference/{model}/{set}/{arm}.tsv"
     threads: CONFIG.site.threads
@@ -15,6 +16,7 @@ rule reference:
         models=1,
     params:
         judge_dtype=judge_dtype,
+        devices=CONFIG.site.borrowed,
         versions=VERSIONS,
         code=picked_code("reference"),
     script:

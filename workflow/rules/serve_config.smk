@@ -12,9 +12,8 @@ rule serve_config:
         runtime=1,
     params:
         plan=plan,
-        shown=plan_shown,
         code=code("serve_config"),
     message:
-        "{params.shown}"
+        "{params.plan}"
     script:
         "../scripts/serve_config.py"

@@ -1,10 +1,11 @@
-"""Teacher-force the tokens of one responses table through the judge."""
+"""Judge one responses table."""
 
 from pathlib import Path
 
 from assay.stage import stage
 
-with stage(snakemake.log[0], snakemake.threads):
+
+def work() -> None:
     from assay.judge import judge
 
     sets = snakemake.input.sets  # one file, or a list of them
@@ -14,4 +15,11 @@ with stage(snakemake.log[0], snakemake.threads):
         [Path(file) for file in ([sets] if isinstance(sets, str) else sets)],
         Path(snakemake.input.responses),
         Path(snakemake.output.tokens),
+        snakemake.params.devices["gpus"],
     )
+
+
+with stage(snakemake.log[0], snakemake.threads):
+    from assay.borrow import on_devices
+
+    on_devices(snakemake.params.devices, Path(snakemake.log.devices), Path(snakemake.output.tokens), work)

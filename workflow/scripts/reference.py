@@ -4,7 +4,8 @@ from pathlib import Path
 
 from assay.stage import stage
 
-with stage(snakemake.log[0], snakemake.threads):
+
+def work() -> None:
     from assay.reference import reference
 
     reference(
@@ -13,4 +14,11 @@ with stage(snakemake.log[0], snakemake.threads):
         snakemake.wildcards.arm,
         snakemake.params.judge_dtype,
         Path(snakemake.output.responses),
+        snakemake.params.devices["gpus"],
     )
+
+
+with stage(snakemake.log[0], snakemake.threads):
+    from assay.borrow import on_devices
+
+    on_devices(snakemake.params.devices, Path(snakemake.log.devices), Path(snakemake.output.responses), work)

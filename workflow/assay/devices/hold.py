@@ -67,7 +67,8 @@ def hold(plan: Mapping[str, Any], base: Mapping[str, str], samples: Path) -> Ite
     """Hold the devices that a serve plan asks for.
 
     Args:
-        plan: a serve plan; `gpus` is how many, `device` of which kind, `device_options` how.
+        plan: a serve plan, or as much of one: `gpus` is how many, `device` of which kind, `device_options` how,
+            `config` what for.
         base: the environment we run in: its masks and SLURM's allocation say which devices are to be had.
         samples: file for what is seen while the server runs, JSON lines; empty for a server without devices.
 

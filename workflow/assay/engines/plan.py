@@ -98,7 +98,21 @@ class _Launch:
     caches: dict[str, str]  # kind -> folder, as the server sees it
 
 
-def serve_plan(config: Config, name: str) -> dict[str, Any]:
+class ServePlan(dict[str, Any]):
+    """A serve plan. As text it is for a person: what stands in its way or has to be known of it, then all as YAML."""
+
+    def __str__(self) -> str:
+        lines = [f"serve plan of {self['config']}"]
+        if self["unsupported"] is not None:
+            lines.append(f"UNSUPPORTED: {self['unsupported']}")
+        lines += [f"WILL NOT RUN: {reason}" for reason in self.get("refused", [])]
+        if self.get("image_by_tag"):
+            lines.append(f"IMAGE BY TAG: {self['image_by_tag']} has no digest, and may be another image tomorrow")
+        rest = {key: value for key, value in self.items() if key != "refused"}
+        return "\n".join([*lines, yaml.safe_dump(rest, sort_keys=False, width=110, allow_unicode=True)])
+
+
+def serve_plan(config: Config, name: str) -> ServePlan:
     """The serve plan of the config called `name` (or `NAME+FAULT`), JSON-able.
 
     All of it but `schema_version` and `options_sha256` are the run's effective options: what the outputs depend on.
@@ -215,18 +229,6 @@ def fill_instance(
     return [fill(word) for word in plan["argv"]], {name: fill(value) for name, value in plan["env"].items()}
 
 
-def describe(plan: Mapping[str, Any]) -> str:
-    """A plan for a person: what stands in its way or has to be known of it, then the rest as YAML."""
-    lines = [f"serve plan of {plan['config']}"]
-    if plan["unsupported"] is not None:
-        lines.append(f"UNSUPPORTED: {plan['unsupported']}")
-    lines += [f"WILL NOT RUN: {reason}" for reason in plan.get("refused", [])]
-    if plan.get("image_by_tag"):
-        lines.append(f"IMAGE BY TAG: {plan['image_by_tag']} has no digest, and may be another image tomorrow")
-    rest = {key: value for key, value in plan.items() if key != "refused"}
-    return "\n".join([*lines, yaml.safe_dump(rest, sort_keys=False, width=110, allow_unicode=True)])
-
-
 def recorded_plan(name: str, results: str | Path = "results") -> dict[str, Any] | None:
     """The plan that the last run of config `name` was made with, or None if there was none.
 
@@ -253,8 +255,8 @@ def effective_options(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in plan.items() if key not in ("schema_version", "options_sha256")}
 
 
-def _sealed(plan: dict[str, Any]) -> dict[str, Any]:
-    return {"schema_version": SCHEMA_VERSION, **plan, "options_sha256": sha256_json(plan)}
+def _sealed(plan: dict[str, Any]) -> ServePlan:
+    return ServePlan({"schema_version": SCHEMA_VERSION, **plan, "options_sha256": sha256_json(plan)})
 
 
 def _templates(arm: Arm, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -303,7 +305,7 @@ def complete_plan(plan: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
     return _sealed(effective_options(plan) | {"model": plan["model"] | {"weights_sha256": sha256_weights(manifest)}})
 
 
-def _skipped(resolved: Resolved, why: str) -> dict[str, Any]:
+def _skipped(resolved: Resolved, why: str) -> ServePlan:
     return _sealed({"config": resolved.name, "family": resolved.entry.family, "unsupported": why})
 
 

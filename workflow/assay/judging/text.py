@@ -33,7 +33,9 @@ class Sequence:
     top_logprobs: np.ndarray | None  # float32 [n, k], nat
 
 
-def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: Path, output: Path) -> None:
+def judge(
+    model_dir: Path, dtype: str, items_paths: list[Path], responses_path: Path, output: Path, gpus: int = 0
+) -> None:
     """Teacher-force every served sequence of a `responses` table and write a `tokens` table.
 
     Responses without usable tokens get no rows: failed ones, ids outside the vocabulary, and text that does not survive
@@ -45,10 +47,11 @@ def judge(model_dir: Path, dtype: str, items_paths: list[Path], responses_path: 
         items_paths: `items` tables of the sample sets the responses answer.
         responses_path: `responses` table of a server instance or of a reference arm.
         output: Parquet file to write; one row group per 64 items.
+        gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
     weights_sha256 = verify_weights(model_dir)
     items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
-    model = CausalLM(model_dir, arm_settings(JUDGE, dtype))
+    model = CausalLM(model_dir, arm_settings(JUDGE, dtype), gpus)
     special = np.array(sorted(model.tokenizer.all_special_ids))
     by_item: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in store.read_rows(responses_path, "responses"):

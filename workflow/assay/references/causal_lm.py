@@ -7,9 +7,9 @@ of same-code results is known. A reference arm's output is a `responses` row lik
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 
 from assay.records import JUDGE
+from assay.references.placement import device_map, matmul, memory_told, require_on_devices
 
 TOP_K = 20
 REPLACEMENT = "\ufffd"
@@ -34,7 +35,7 @@ class ArmSettings:
     batch: int = 8
     attention: str = "sdpa"
     prefill_chunk: int | None = None  # tokens; None: the whole prompt at once
-    alternative_matmul: bool = False  # CPU: without oneDNN; CUDA: with TF32
+    alternative_matmul: bool = False  # another library for the products of matrices
 
 
 _CHANGES: dict[str, dict[str, Any]] = {
@@ -139,12 +140,22 @@ class Forced(NamedTuple):
 class CausalLM:
     """A transformers model with its tokenizer, loaded one way."""
 
-    def __init__(self, directory: str | Path, settings: ArmSettings) -> None:
+    def __init__(self, directory: str | Path, settings: ArmSettings, gpus: int = 0) -> None:
+        """Load the model on the CPU, or on `gpus` devices: the ones, and no more, that this process sees.
+
+        Raises:
+            DeviceError: torch does not see the devices, or the weights do not fit on them.
+        """
         self.settings = settings
         self.tokenizer = AutoTokenizer.from_pretrained(directory)
-        self.model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
-        ).eval()
+        with memory_told():
+            self.model = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=getattr(torch, settings.dtype),
+                attn_implementation=settings.attention,
+                device_map=device_map(gpus),
+            ).eval()
+        require_on_devices(self.model, gpus)
         eos = GenerationConfig.from_pretrained(directory).eos_token_id
         self.eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
 
@@ -186,15 +197,15 @@ class CausalLM:
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[Generation]:
         """Generate for each prompt, in batches of prompts of like length; the results come in that order."""
-        with self._matmul():
+        with self._computing():
             for batch in batches(prompts, self.settings.batch):
                 yield from self._generate_batch(batch)
 
     def _generate_batch(self, prompts: list[Prompt]) -> list[Generation]:
         longest = max(len(prompt.ids) for prompt in prompts)
         filler = min(self.eos_ids)
-        ids = torch.tensor([[filler] * (longest - len(prompt.ids)) + prompt.ids for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in prompts])
+        ids = self._tensor([[filler] * (longest - len(prompt.ids)) + prompt.ids for prompt in prompts])
+        mask = self._tensor([[0] * (longest - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in prompts])
         generators = [_generator(prompt.sampling) for prompt in prompts]
         results = [Generation(prompt.item_id, [], [], [], [], "length") for prompt in prompts]
         open_rows = set(range(len(prompts)))
@@ -203,24 +214,23 @@ class CausalLM:
         logits = self._prefill(ids, mask, cache)
         while open_rows:
             raw = torch.log_softmax(logits.float(), -1)
-            chosen = torch.tensor(
-                [_choose(raw[row], prompt.sampling, generators[row]) for row, prompt in enumerate(prompts)]
-            )
-            top = raw.topk(TOP_K, -1)
+            chosen = [_choose(raw[row], prompt.sampling, generators[row]) for row, prompt in enumerate(prompts)]
+            following = self._tensor(chosen)[:, None]
+            logprobs, top = raw.gather(1, following)[:, 0].tolist(), raw.topk(TOP_K, -1)
+            top_ids, top_logprobs = top.indices.tolist(), top.values.tolist()
             for row in sorted(open_rows):
-                token = int(chosen[row])
-                results[row].token_ids.append(token)
-                results[row].logprobs.append(float(raw[row, token]))
-                results[row].top_ids.append(top.indices[row].tolist())
-                results[row].top_logprobs.append(top.values[row].tolist())
-                if token in self.eos_ids:
+                results[row].token_ids.append(chosen[row])
+                results[row].logprobs.append(logprobs[row])
+                results[row].top_ids.append(top_ids[row])
+                results[row].top_logprobs.append(top_logprobs[row])
+                if chosen[row] in self.eos_ids:
                     results[row] = replace(results[row], finish_reason="stop")
                     open_rows.discard(row)
                 elif len(results[row].token_ids) == prompts[row].max_tokens:
                     open_rows.discard(row)
             if open_rows:
-                mask = torch.cat([mask, torch.ones(len(prompts), 1, dtype=mask.dtype)], 1)
-                logits = self._step(chosen[:, None], mask, cache)
+                mask = torch.cat([mask, torch.ones_like(following)], 1)
+                logits = self._step(following, mask, cache)
         return results
 
     def _prefill(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
@@ -256,12 +266,14 @@ class CausalLM:
         Returns:
             float32 arrays of n rows, in nats.
         """
-        with self._matmul():
-            logits = self.model(
-                input_ids=torch.tensor([[*prompt.ids, *token_ids]]), logits_to_keep=len(token_ids) + 1
-            ).logits[0, :-1]
+        with self._computing():
+            return self._force(prompt, token_ids, at)
+
+    def _force(self, prompt: Prompt, token_ids: Sequence[int], at: np.ndarray | None) -> Forced:
+        ids = self._tensor([[*prompt.ids, *token_ids]])
+        logits = self.model(input_ids=ids, logits_to_keep=len(token_ids) + 1).logits[0, :-1]
         raw = torch.log_softmax(logits.float(), -1)
-        chosen = torch.tensor(token_ids)[:, None]
+        chosen = ids[0, len(prompt.ids) :, None]
         lp = raw.gather(1, chosen)
         asked = prompt.sampling.logprobs(raw)
         probability = asked.exp()
@@ -270,30 +282,31 @@ class CausalLM:
         variance = (probability * surprisal.square()).sum(-1) - entropy.square()
         lp_asked = asked.gather(1, chosen)[:, 0]
         top = raw.topk(TOP_K, -1)
-        return Forced(
-            lp_judge=lp[:, 0].numpy(),
-            lp_judge_max=raw.max(-1).values.numpy(),
-            judge_rank=((raw > lp).sum(-1) + 1).numpy().astype(np.int32),
-            entropy=entropy.numpy(),
-            variance=variance.clamp(min=0).numpy(),
-            lp_asked=lp_asked.numpy(),
-            in_support=torch.isfinite(lp_asked).numpy(),
-            judge_top_ids=top.indices.numpy().astype(np.int32),
-            judge_top_lp=top.values.numpy(),
-            at=None if at is None else raw.gather(1, torch.from_numpy(at.astype(np.int64))).numpy(),
-        )
+        found = {
+            "lp_judge": lp[:, 0],
+            "lp_judge_max": raw.max(-1).values,
+            "judge_rank": (raw > lp).sum(-1, dtype=torch.int32) + 1,
+            "entropy": entropy,
+            "variance": variance.clamp(min=0),
+            "lp_asked": lp_asked,
+            "in_support": torch.isfinite(lp_asked),
+            "judge_top_ids": top.indices.int(),
+            "judge_top_lp": top.values,
+        }
+        if at is not None:
+            found["at"] = raw.gather(1, self._tensor(at.astype(np.int64)))
+        return Forced(**{name: values.cpu().numpy() for name, values in found.items()})
 
-    @contextlib.contextmanager
-    def _matmul(self) -> Iterator[None]:
-        if not self.settings.alternative_matmul:
+    # --- devices ---
+
+    def _tensor(self, values: Any) -> torch.Tensor:
+        """`values` where the model's first layer is."""
+        return torch.as_tensor(values, device=self.model.device)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with memory_told(), matmul(self.model.device, self.settings.alternative_matmul):
             yield
-            return
-        onednn, tf32 = torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32
-        torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32 = False, True
-        try:
-            yield
-        finally:
-            torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32 = onednn, tf32
 
 
 def batches(prompts: Sequence[Prompt], size: int) -> Iterator[list[Prompt]]:
@@ -314,7 +327,7 @@ def batches(prompts: Sequence[Prompt], size: int) -> Iterator[list[Prompt]]:
 def _generator(sampling: Sampling) -> torch.Generator | None:
     if sampling.greedy:
         return None
-    generator = torch.Generator()
+    generator = torch.Generator()  # of the CPU: the same draws on every site
     generator.manual_seed(sampling.seed or 0)
     return generator
 
@@ -322,4 +335,4 @@ def _generator(sampling: Sampling) -> torch.Generator | None:
 def _choose(raw: torch.Tensor, sampling: Sampling, generator: torch.Generator | None) -> int:
     if generator is None:
         return int(raw.argmax())
-    return int(torch.multinomial(sampling.logprobs(raw).exp(), 1, generator=generator))
+    return int(torch.multinomial(sampling.logprobs(raw.cpu()).exp(), 1, generator=generator))

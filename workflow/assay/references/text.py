@@ -17,7 +17,7 @@ from assay.samples.lock import load_set
 from assay.sources.manifest import MANIFEST, verify_weights
 
 
-def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path) -> None:
+def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path, gpus: int = 0) -> None:
     """Generate every item of a sample set with one reference arm and write a `responses` table.
 
     Args:
@@ -26,11 +26,12 @@ def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, out
         arm: `judge` or `<dtype>-<change>`.
         judge_dtype: dtype of the arm called `judge`.
         output: Parquet file to write.
+        gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
     weights_sha256 = verify_weights(model_dir)
     settings = arm_settings(arm, judge_dtype)
     items = {row["item_id"]: row for row in load_set(items_path)}
-    model = CausalLM(model_dir, settings)
+    model = CausalLM(model_dir, settings, gpus)
     prompts = {key: model.prompt(key, json.loads(row["request"])) for key, row in items.items()}
     rows = []
     with progress(f"{arm}: items generated", len(items)) as advance:
