@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from processes import FAKE, wait_until
+from workspaces import copy_workflow
 
 from assay.engines.server import free_port, listeners
 
@@ -25,6 +26,12 @@ def fetched():
         return ROOT / "resources"
 
     return get
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory):
+    """One workspace for all tests of whole runs: what one of them made, the next need not make again."""
+    return copy_workflow(tmp_path_factory.mktemp("workspace"))
 
 
 @pytest.fixture

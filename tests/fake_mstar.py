@@ -45,7 +45,7 @@ def create_app(fault: str | None = None, after: int = 0) -> FastAPI:
 
     @app.post("/generate")
     async def generate(request: Request) -> Any:
-        form = _form(request.headers["content-type"], await request.body())
+        form = read_form(request.headers["content-type"], await request.body())
         app.state.forms.append(form)
         now = fault if len(app.state.forms) > after else None
         if now == "http_500":
@@ -66,14 +66,17 @@ def create_app(fault: str | None = None, after: int = 0) -> FastAPI:
     return app
 
 
-def _form(content_type: str, body: bytes) -> dict[str, str]:
+def read_form(content_type: str, body: bytes) -> dict[str, Any]:
+    """Field -> its text; `files` -> name and bytes of the file."""
     message = email.message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
     assert message.get_content_type() == "multipart/form-data"
-    parts = message.get_payload()
-    assert all(part.get_filename() is None for part in parts)  # FastAPI answers 422 to a file where a field is due
-    return {
-        part.get_param("name", header="content-disposition"): part.get_payload(decode=True).decode() for part in parts
-    }
+    form: dict[str, Any] = {}
+    for part in message.get_payload():
+        field, content = part.get_param("name", header="content-disposition"), part.get_payload(decode=True)
+        # FastAPI answers 422 to a file where a field is due, and to a field where a file is.
+        assert (part.get_filename() is not None) == (field == "files")
+        form[field] = (part.get_filename(), content) if field == "files" else content.decode()
+    return form
 
 
 def _chunks(modality: str, fault: str | None) -> list[Chunk]:

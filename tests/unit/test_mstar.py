@@ -8,7 +8,7 @@ import json
 import httpx
 import numpy as np
 import pytest
-from fake_mstar import ACTION, ERROR, SLOW_S, SOUND, TEXT, create_app
+from fake_mstar import ACTION, ERROR, SLOW_S, SOUND, TEXT, create_app, read_form
 from fakes import FakeServer, app_server, unused_port
 
 from assay.canonical import sha256_text
@@ -104,6 +104,26 @@ def test_all_asked_modalities_make_one_ok_row():
     [sound], _ = ask(outputs=[SOUND_OUT])
     assert (sound["status"], sound["text"]) == ("ok", None)
     assert sound["output_sha256"] == ask(outputs=[SOUND_OUT])[0][0]["output_sha256"] != row["output_sha256"]
+
+
+def test_a_file_is_sent_under_its_name_beside_the_fields():
+    model = spec(sampling={"language": ["language"]}).models["m"]
+    fields = form(model, {"file": "clips/a.wav", "language": "en"})
+    assert "text" not in fields and json.loads(fields["model_kwargs"])["language"] == "en"
+    request = httpx.Request("POST", "http://x", files=multipart(fields, {"path": "clips/a.wav", "bytes": b"RIFF"}))
+    asked = read_form(request.headers["content-type"], request.read())
+    assert asked.pop("files") == ("a.wav", b"RIFF") and asked == fields
+
+
+def test_a_text_to_speak_is_the_text():
+    assert form(spec().models["m"], {"input": "Good morning"})["text"] == "Good morning"
+
+
+@pytest.mark.parametrize("name", ["clip.opus", "clip", "wav"])
+def test_a_file_whose_suffix_mstar_does_not_know_is_refused(name):
+    form(spec().models["m"], {"file": "clip.WAV"})
+    with pytest.raises(ConfigError, match=f"does not know that of '{name}'"):
+        form(spec().models["m"], {"file": name})
 
 
 def test_the_first_content_of_each_modality_is_timed_and_an_empty_chunk_is_none():

@@ -338,9 +338,9 @@ class MstarModel(Strict):
     """How mstar is asked for one model, and what its bytes are: neither is said on the wire."""
 
     outputs: list[Output] = Field(min_length=1, description="Output modalities asked for; each must come")
-    sampling: dict[Literal["max_tokens", "temperature", "top_p"], Annotated[list[str], Field(min_length=1)]] = Field(
-        default={}, description="Field of an item's request -> the model's own keys, of one stage or of several"
-    )
+    sampling: dict[
+        Literal["max_tokens", "temperature", "top_p", "language", "voice"], Annotated[list[str], Field(min_length=1)]
+    ] = Field(default={}, description="Field of an item's request -> the model's own keys, of one stage or of several")
     model_kwargs: dict[str, Any] = Field(default={}, description="Sent with every request")
 
     @field_validator("outputs")
@@ -410,6 +410,7 @@ class Process(Strict):
     side_ports: list[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]] = Field(
         default=[], description="Ports besides {port} that every instance gets for itself, as {side_port_NAME}"
     )
+    shm_gib: float | None = Field(default=None, gt=0, description="What it needs of the machine's /dev/shm")
 
     @model_validator(mode="after")
     def _names_the_tree_it_is_in(self) -> Process:
@@ -430,7 +431,9 @@ class Container(Strict):
     """Launcher: a container."""
 
     mounts: list[Bind] = Field(default=[], description="Besides the weights and the caches, which every server gets")
-    shm_gib: float | None = Field(default=None, gt=0, description="Size of /dev/shm; null: the engine's default")
+    shm_gib: float | None = Field(
+        default=None, gt=0, description="Size of /dev/shm, or what it needs of the machine's; null: default"
+    )
     ulimits: dict[Literal["memlock", "nofile", "stack"], int] = Field(default={}, description="-1: unlimited")
     ipc_host: bool = Field(default=False, description="Share the machine's IPC namespace")
     host_network: bool = Field(default=False, description="Share the machine's network")
@@ -450,6 +453,7 @@ class Arm(Strict):
         default={}, description="Kind of cache -> variables set to its folder, which is kept per arm and image"
     )
     devices: dict[DeviceKind, ArmDevice] = Field(default={}, description="Kinds it runs on; empty: it uses none")
+    disk_gib: float | None = Field(default=None, gt=0, description="What it needs for caches and temporary files")
     gpus: int = Field(default=0, ge=0, description="Devices of one instance, where the config does not say")
     weights: Literal["transformers", "gguf"] = Field(default="transformers", description="Weight format it loads")
     dtypes: list[Dtype] = Field(min_length=1, description="dtypes it can serve")
@@ -703,6 +707,9 @@ class ServedConfig(Strict):
     dtype: Dtype = "float32"
     gpus: int | None = Field(default=None, ge=1, description="Devices of one instance, instead of the arm's own")
     instances: list[Passes] | None = Field(default=None, min_length=1, description="Instead of the arm's own")
+    sets: Annotated[list[Name], Field(min_length=1), AfterValidator(_once)] | None = Field(
+        default=None, description="Sample sets, instead of the family's of this tier"
+    )
     gates: dict[str, Any] = Field(default={}, description="Overrides of the family's gate options")
     deployment: bool | Name = Field(
         default=True,
@@ -849,7 +856,7 @@ class Resolved(Strict):
     def sets(self) -> list[str]:
         """Sample sets this config is judged on."""
         entry, family, _ = self.served
-        return family.sets[entry.tier]
+        return entry.sets or family.sets[entry.tier]
 
     @property
     def floor_arms(self) -> list[str]:

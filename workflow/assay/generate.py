@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from assay.client.mstar import MstarPlan
-from assay.client.openai import OpenAIPlan
+from assay.client.protocols import client_plan
 from assay.client.transport import Plan, not_sent, probe_generation, send_set
-from assay.config import ClientSpec, MstarSpec, parse
+from assay.config import ClientSpec, parse
 from assay.devices.hold import Held, hold
 from assay.engines.identity import Identity, changed, measure
 from assay.engines.instance import State, cache_states, instance_folder, make_cache_folders
 from assay.engines.launch import clear_up, launch
 from assay.engines.plan import effective_options
+from assay.engines.room import require_room
 from assay.engines.server import (
     NOT_STARTED,
     POLL_S,
@@ -84,6 +84,7 @@ class _Run:
     failure: StartFailure | None = None
     death: Death | None = None
     caches: dict[str, State | None] = field(default_factory=dict)  # before the start
+    room: dict[str, int | None] = field(default_factory=dict)  # free bytes before the start, where some are needed
     held: Held = field(default_factory=Held)
     cleanup: Cleanup | None = None  # None: nothing was started
 
@@ -146,6 +147,7 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
         write_json(outputs.cleanup, asdict(cleanup))
 
     try:
+        run.room = require_room(plan)
         clear_up(plan)
         with (
             hold(plan, base, outputs.devices) as run.held,
@@ -206,14 +208,6 @@ async def _walk(server: Server, client: Plan, items: list[Row], arm: str, concur
     return [*done.values(), *not_sent([item for item in items if item["item_id"] not in done], arm, why)]
 
 
-def client_plan(spec: ClientSpec, base_url: str, stream: bool | None = None) -> Plan:
-    """How to talk, in the protocol of an arm's client, to the server at `base_url`; `stream` None: as the arm says."""
-    if isinstance(spec, MstarSpec):
-        return MstarPlan.of(spec, base_url, spec.model)
-    chosen = spec if stream is None else spec.model_copy(update={"stream": stream})
-    return OpenAIPlan.of(chosen, base_url, spec.model)
-
-
 def _probe(spec: ClientSpec) -> Probe:
     async def probe(base_url: str) -> str | None:
         row = await probe_generation(client_plan(spec, base_url))
@@ -249,6 +243,7 @@ def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[
             "ready": failure is None,
             "seconds": round(failure.seconds if failure else run.ready_s or 0.0, 3),
             "caches": run.caches,
+            "room": run.room,
             "failure": None
             if failure is None
             else {

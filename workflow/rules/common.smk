@@ -78,6 +78,11 @@ def sets_of(wildcards):
     return [f"samplesets/{name}.parquet" for name in plan(wildcards)["sets"]]
 
 
+def planned_sets(wildcards):
+    """Sample sets that a config's plan must be able to ask for; none of an unsupported one."""
+    return [] if plan(wildcards)["unsupported"] else sets_of(wildcards)
+
+
 def reference_files(folder):
     """Input function: one file per sample set and reference arm of a config."""
 

@@ -1,6 +1,7 @@
 rule serve_config:
     input:
         manifest=served_manifest,
+        sets=planned_sets,
     output:
         plan="results/serve/{config}.json",
     log:

@@ -1,10 +1,17 @@
 """Complete and write one config's serve plan."""
 
+from pathlib import Path
+
 from assay.stage import stage
 
 with stage(snakemake.log[0]):
-    from assay.engines.plan import complete_plan
-    from assay.store import read_json, write_json
+    from assay.serve_config import serve_config
 
     manifest = snakemake.input.get("manifest")
-    write_json(snakemake.output.plan, complete_plan(snakemake.params.plan, read_json(manifest) if manifest else None))
+    sets = snakemake.input.sets  # none, one file, or a list of them
+    serve_config(
+        snakemake.params.plan,
+        Path(manifest) if manifest else None,
+        [Path(file) for file in ([sets] if isinstance(sets, str) else sets)],
+        Path(snakemake.output.plan),
+    )

@@ -10,6 +10,7 @@ Facts, read in https://github.com/mstar-project/mstar at 6666c623 (2026-08-17):
 - `model_kwargs.seed` wins over a seed drawn from the request's id, which is a new one each time
   (mstar/conductor/conductor.py). Sampling keys differ by model and stage, `max_output_tokens` is the limit of the text
   stage (mstar/api_server/openai/adapters.py, mstar/model/*), and keys that a model does not know are ignored.
+- What a file is, the server tells by the suffix of its name; it answers 400 to one that it does not know.
 - The prompt is one text that the model's own code puts into its template: there are no roles and no raw completions.
 - Sound is int16 without a header, its rate and channels in the chunk's metadata (mstar/api_server/data_worker.py);
   actions, latents and costs are float32, and `scalar` int64, without a shape (mstar/model/{pi05,vjepa2}).
@@ -27,6 +28,7 @@ import json
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 import httpx
@@ -42,6 +44,29 @@ PATH = "/generate"
 NDJSON = "application/x-ndjson"
 DEFAULT_SEED = 0  # of a request that names none: mstar would draw one from an id that is new each time
 
+# https://github.com/mstar-project/mstar/blob/6666c623/mstar/api_server/entrypoint.py (_EXT_TO_MODALITY)
+_MEDIA_SUFFIXES = frozenset(
+    [
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".webp",
+        ".bmp",
+        ".tiff",
+        ".gif",
+        ".wav",
+        ".mp3",
+        ".flac",
+        ".ogg",
+        ".m4a",
+        ".aac",
+        ".mp4",
+        ".avi",
+        ".mov",
+        ".mkv",
+        ".webm",
+    ]
+)
 _INT16: np.dtype[Any] = np.dtype("<i2")
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 
@@ -61,7 +86,7 @@ class MstarPlan:
 
     def exchange(self, request: Mapping[str, Any]) -> Exchange:
         """What sends `request`. Raises ConfigError where the protocol, or `model`, has no way to say it."""
-        return partial(_exchange, self.model, form(self.model, request))
+        return partial(_exchange, self.model, multipart(form(self.model, request)))
 
     def probe_request(self) -> dict[str, Any]:
         """A greeting; where only text is answered and its length can be set, by one token."""
@@ -71,14 +96,16 @@ class MstarPlan:
 
 
 def form(model: MstarModel, request: Mapping[str, Any]) -> dict[str, str]:
-    """Form fields for one item's `request`: `messages` (one of a user), `seed`, and what `model.sampling` maps.
+    """Form fields for one item's `request`: what is said, `seed`, and what `model.sampling` maps.
+
+    What is said is `messages` (one of a user), `input` (a text to speak), or a `file`, which is sent beside the fields.
 
     Raises:
         ConfigError: the request says something that would be lost.
     """
     kwargs = dict(model.model_kwargs)
     for name, value in request.items():
-        if name in ("messages", "seed"):
+        if name in ("messages", "input", "file", "seed"):
             continue
         if name not in model.sampling:
             raise ConfigError(
@@ -87,25 +114,33 @@ def form(model: MstarModel, request: Mapping[str, Any]) -> dict[str, str]:
             )
         kwargs |= dict.fromkeys(model.sampling[name], value)
     return {
-        "text": _only_text(request.get("messages")),
+        **_said(request),
         "output_modalities": ",".join(output.modality for output in model.outputs),
         "streaming": "true",
         "model_kwargs": json.dumps(kwargs | {"seed": request.get("seed", DEFAULT_SEED)}),
     }
 
 
-def multipart(fields: Mapping[str, str]) -> dict[str, tuple[None, str]]:
-    """`fields` for httpx, which makes a form multipart only for files: here files without a name, so plain fields."""
-    return {name: (None, value) for name, value in fields.items()}
+def multipart(fields: Mapping[str, str], *media: Mapping[str, Any]) -> list[tuple[str, tuple[str | None, Any]]]:
+    """`fields` and files (`bytes`, `path`) for httpx, which makes a form multipart only for files: a field is one
+    without a name.
+    """
+    plain: list[tuple[str, tuple[str | None, Any]]] = [(name, (None, value)) for name, value in fields.items()]
+    return [*plain, *(("files", (PurePosixPath(item["path"]).name, item["bytes"])) for item in media)]
 
 
-def _only_text(messages: Any) -> str:
-    match messages:
-        case [{"role": "user", "content": str(text)}]:
-            return text
+def _said(request: Mapping[str, Any]) -> dict[str, str]:
+    """The field `text`; none beside a file that says all there is to say."""
+    match request:
+        case {"messages": [{"role": "user", "content": str(text)}]} | {"input": str(text)}:
+            return {"text": text}
+        case {"file": str(name)}:
+            if PurePosixPath(name).suffix.lower() not in _MEDIA_SUFFIXES:
+                raise ConfigError(f"mstar tells by the suffix what a file is, and does not know that of '{name}'")
+            return {}
     raise ConfigError(
         "mstar's /generate takes one text, which it puts into the model's own template, but the sample set holds "
-        "completions, system messages or several turns; take a set of single user messages"
+        "completions, system messages or several turns; take a set of single user messages, as text_single_smoke is"
     )
 
 
@@ -243,9 +278,9 @@ async def read_answer(response: httpx.Response, answer: MstarAnswer, attempt: At
         raise BadAnswer(ResponseStatus.STREAM_ERROR, "the stream ended by closing the connection: it may be cut short")
 
 
-async def _exchange(model: MstarModel, fields: Mapping[str, str], http: httpx.AsyncClient, attempt: Attempt) -> Row:
+async def _exchange(model: MstarModel, parts: Sequence[Any], http: httpx.AsyncClient, attempt: Attempt) -> Row:
     answer = MstarAnswer()
-    async with post(http, PATH, attempt, files=multipart(fields)) as response:
+    async with post(http, PATH, attempt, files=parts) as response:
         await read_answer(response, answer, attempt)
     return answer.row(model.outputs)
 

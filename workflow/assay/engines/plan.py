@@ -187,6 +187,7 @@ def serve_plan(config: Config, name: str) -> ServePlan:
             "env": {key: filled[f"env.{key}"] for key in environment}
             | {variable: launch.caches[cache] for cache, names in _cache_variables(arm, device) for variable in names},
             "caches": chosen.caches,
+            "needs": {"disk_bytes": _bytes(arm.disk_gib), "shm_bytes": _bytes(_shared(chosen))},
             "host": HOST,
             "threads": config.site.threads,
             "client": _client(arm, filled["client.model"], entry.arm),
@@ -481,6 +482,15 @@ def _bind(item: Bind, arm: str) -> dict[str, Any]:
 def _device_options(chosen: _Chosen) -> dict[str, Any] | None:
     options = chosen.config.site.devices
     return options.model_dump(mode="json") if chosen.gpus and options else None
+
+
+def _shared(chosen: _Chosen) -> float | None:
+    """What a server needs of the machine's own shared memory [GiB]; a container may have some of its own."""
+    arm, site = chosen.resolved.served[2], chosen.config.site.container
+    if arm.process:
+        return arm.process.shm_gib
+    assert arm.container and site  # the configuration was checked
+    return arm.container.shm_gib if arm.container.ipc_host or site.runtime == "apptainer" else None
 
 
 def _bytes(gib: float | None) -> int | None:

@@ -247,6 +247,9 @@ class Startup(Strict):
     caches: dict[str, Literal["cold", "warm"] | None] = Field(
         default={}, description="Kind of engine cache -> what it was before the start; null: it could not be read"
     )
+    room: dict[str, Count | None] = Field(
+        default={}, description="Place its arm needs room in -> free bytes before the start; null: it could not be read"
+    )
     failure: StartupFailure | None = None
 
 
