@@ -260,7 +260,7 @@ def test_an_unsupported_config_is_not_served(workspace):
 
 
 def test_too_little_room_is_data_and_no_server_is_started(workspace):
-    rows, identity, cleanup = run(workspace, needs={"disk_bytes": 2**62, "shm_bytes": None})
+    rows, identity, cleanup = run(workspace, needs={"disk_bytes": 2**52, "shm_bytes": None})
     assert {row["status"] for row in rows} == {"not_sent"} and cleanup["stopped_by"] == "not started"
     failure = identity["startup"]["failure"]
     assert failure["kind"] == "cannot_start" and "GiB free in" in failure["message"]
