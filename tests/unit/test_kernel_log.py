@@ -35,6 +35,7 @@ def judged(devices, *messages):
         ("NVRM: Xid (PCI:0000:05:00): 48, Double Bit ECC Error", Outcome.REFUSE),
         ("NVRM: Xid (PCI:0000:05:00): 13, Graphics Exception: ESR 0x404600", Outcome.WARN),
         (f"amdgpu {OURS}: amdgpu: SMU is initialized successfully!", Outcome.PASS),
+        ("traps: python[7] general protection fault ip:7f0 sp:7f1 error:0 in libc.so.6", Outcome.PASS),
         ("usb 1-1: new high-speed USB device", Outcome.PASS),
         (f"amdgpu {OTHER}: amdgpu: GPU reset begin!", Outcome.PASS),
         ("NVRM: Xid (PCI:0000:26:00): 79, pid=1, GPU has fallen off the bus.", Outcome.PASS),

@@ -115,6 +115,22 @@ def test_a_file_is_sent_under_its_name_beside_the_fields():
     assert asked.pop("files") == ("a.wav", b"RIFF") and asked == fields
 
 
+def test_a_file_is_sent_with_its_request_and_no_request_goes_without_it():
+    app = create_app()
+    with app_server(app) as url:
+        plan = MstarPlan.of(spec(), url, "m")
+        with pytest.raises(ConfigError, match=r"names the file 'a\.wav', and it is not given"):
+            plan.exchange({"file": "a.wav"})
+
+        async def send():
+            async with httpx.AsyncClient(base_url=url) as http:
+                return await plan.exchange({"file": "a.wav"}, {"path": "a.wav", "bytes": b"RIFF"})(http, Attempt())
+
+        assert asyncio.run(send())["text"] == TEXT
+    (asked,) = app.state.forms
+    assert asked["files"] == ("a.wav", b"RIFF") and "text" not in asked
+
+
 def test_a_text_to_speak_is_the_text():
     assert form(spec().models["m"], {"input": "Good morning"})["text"] == "Good morning"
 

@@ -52,21 +52,27 @@ def on_devices(want: Mapping[str, Any], samples: Path, output: Path, work: Work)
     with _worker(work) as worker, hold({**want, "config": str(output)}, os.environ, samples) as held:
         held.belong_to(worker)
         worker.run(held.env)
-    evidence = held.evidence or {}
+    assert held.evidence is not None  # there are devices
     for when, report in (
-        ("had faults meanwhile", evidence["during"]["health"]),
-        ("are not as before", evidence["after"]),
+        ("had faults meanwhile", held.evidence["during"]["health"]),
+        ("are not as before", held.evidence["after"]),
     ):
         if report["outcome"] == Outcome.REFUSE:
             output.unlink(missing_ok=True)
-            said = [f"{one['device']}: {one['gate']}: {one['detail']}" for one in report["checks"] if _refuses(one)]
-            why = "; ".join([*said, *filter(None, [report["error"]])])
-            raise DeviceError(f"the devices that {output} was computed on {when}: {why}. It was not kept; run again")
-    add_provenance(output, {"devices": evidence})
+            raise DeviceError(
+                f"the devices that {output} was computed on {when}: {_said(report)}. It was not kept; run again"
+            )
+    add_provenance(output, {"devices": held.evidence})
 
 
-def _refuses(check: Mapping[str, Any]) -> bool:
-    return check["outcome"] in (Outcome.REFUSE, Outcome.UNKNOWN)
+def _said(report: Mapping[str, Any]) -> str:
+    """What refuses: gates, or where unknowns are refused what they could not read; or why there was no look."""
+
+    def by(outcome: Outcome) -> list[str]:
+        checks = (one for one in report["checks"] if one["outcome"] == outcome)
+        return [f"{one['device']}: {one['gate']}: {one['detail']}" for one in checks]
+
+    return report["error"] or "; ".join(by(Outcome.REFUSE) or by(Outcome.UNKNOWN))
 
 
 class _Worker:
@@ -84,7 +90,8 @@ class _Worker:
 
     def run(self, mask: Mapping[str, str]) -> None:
         """Let it work under `mask`, to its end. Raises AssayError unless that is a good one."""
-        self._pipe.send(dict(mask))
+        with contextlib.suppress(BrokenPipeError):  # it is gone: its exit code tells
+            self._pipe.send(dict(mask))
         self._process.join()
         code = self._process.exitcode or 0
         if code < 0:

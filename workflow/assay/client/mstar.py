@@ -45,28 +45,10 @@ NDJSON = "application/x-ndjson"
 DEFAULT_SEED = 0  # of a request that names none: mstar would draw one from an id that is new each time
 
 # https://github.com/mstar-project/mstar/blob/6666c623/mstar/api_server/entrypoint.py (_EXT_TO_MODALITY)
-_MEDIA_SUFFIXES = frozenset(
-    [
-        ".png",
-        ".jpg",
-        ".jpeg",
-        ".webp",
-        ".bmp",
-        ".tiff",
-        ".gif",
-        ".wav",
-        ".mp3",
-        ".flac",
-        ".ogg",
-        ".m4a",
-        ".aac",
-        ".mp4",
-        ".avi",
-        ".mov",
-        ".mkv",
-        ".webm",
-    ]
-)
+_IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tiff", ".gif"}
+_SOUNDS = {".wav", ".mp3", ".flac", ".ogg", ".m4a", ".aac"}
+_VIDEOS = {".mp4", ".avi", ".mov", ".mkv", ".webm"}
+_MEDIA_SUFFIXES = _IMAGES | _SOUNDS | _VIDEOS
 _INT16: np.dtype[Any] = np.dtype("<i2")
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 
@@ -84,9 +66,20 @@ class MstarPlan:
         """The plan of `spec` for the server of `model` at `base_url`; ConfigError where `spec` does not know it."""
         return cls(base_url, lookup(spec.models, model, "model of client.models"), spec.timeout_s)
 
-    def exchange(self, request: Mapping[str, Any]) -> Exchange:
-        """What sends `request`. Raises ConfigError where the protocol, or `model`, has no way to say it."""
-        return partial(_exchange, self.model, multipart(form(self.model, request)))
+    def exchange(self, request: Mapping[str, Any], media: Mapping[str, Any] | None = None) -> Exchange:
+        """What sends `request`, and `media` (`bytes`, `path`) where it names a file.
+
+        Raises:
+            ConfigError: the protocol, or `model`, has no way to say it; or the file is not given.
+        """
+        fields = form(self.model, request)
+        if "file" not in request:
+            return partial(_exchange, self.model, multipart(fields))
+        if media is None:
+            raise ConfigError(
+                f"the sample set names the file '{request['file']}', and it is not given to mstar's client"
+            )
+        return partial(_exchange, self.model, multipart(fields, media))
 
     def probe_request(self) -> dict[str, Any]:
         """A greeting; where only text is answered and its length can be set, by one token."""

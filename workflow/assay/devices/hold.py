@@ -27,7 +27,7 @@ from assay.store import atomic_path
 RETURN_S = 60  # a driver takes back the memory of a process that ended with some delay
 LOOK_S = 1.0
 TOOLS_S = 60  # AMD's tools take seconds, and know what sysfs does not: one look so often is theirs
-TOLD_WHILE_RUNNING = tuple({rule.reading for rule in RULES if Phase.DURING in rule.phases})
+TOLD_WHILE_RUNNING = tuple(dict.fromkeys(rule.reading for rule in RULES if Phase.DURING in rule.phases))
 
 
 class Tree(Protocol):

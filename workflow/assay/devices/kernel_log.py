@@ -18,7 +18,7 @@ _ADDRESS = re.compile(r"\b([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\b", re.IGNOREC
 # After these a device computed on with other memory, or not at all.
 # https://github.com/torvalds/linux/tree/master/drivers/gpu/drm/amd/amdgpu (amdgpu_device.c, amdgpu_ras.c, amdgpu_job.c)
 _BROKEN = re.compile(r"GPU reset|VRAM is lost|uncorrectable hardware errors|ring \S+ timeout|HW exception by", re.I)
-_SUSPECT = re.compile(r"(?:no-retry|retry) page fault|protection fault", re.I)
+_SUSPECT = re.compile(r"(?:no-retry|retry) page fault|VM_L2_PROTECTION_FAULT", re.I)
 # https://docs.nvidia.com/deploy/xid-errors/: errors of memory, links and the device; others may be the program's own.
 _XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
 _BROKEN_XIDS = {48, 62, 63, 64, 74, 79, 94, 95, 119, 120, 140}
