@@ -44,12 +44,12 @@ def test_an_edited_metric_changes_exactly_score_and_below(scripts):
     assert changed.isdisjoint({"fetch", "environment", "samples", "serve_config", "generate", "reference", "judge"})
 
 
-def test_an_edited_client_changes_generate_and_not_score(scripts):
+def test_an_edited_client_changes_plan_and_generate_and_not_score(scripts):
     before = digests(scripts)
     path = scripts / "assay/client/openai.py"
     path.write_text(path.read_text() + "\nNEW = 1\n")
     after = digests(scripts)
-    assert {name for name in before if after[name] != before[name]} == {"generate"}
+    assert {name for name in before if after[name] != before[name]} == {"serve_config", "generate"}
 
 
 def test_a_stage_that_picks_by_modality_counts_that_modality_alone(scripts):
