@@ -193,7 +193,8 @@ MAY_IMPORT = {
     "references": BASE | {"progress", "provenance", "samples", "sources", "store"},
     "judging": BASE | {"progress", "provenance", "references", "samples", "sources", "store"},
     "scoring": BASE | {"metrics", "provenance", "samples", "store", "tokens", "verdicts"},
-    "embedded": BASE | {"provenance"},
+    "drivers": {"errors"},
+    "embedded": BASE | {"drivers", "provenance"},
 }
 ABOVE = {"cli", "embedded"}
 STANDARD = {"math", "re", "string", "unicodedata", "enum", "functools", "inspect", "importlib", "dataclasses", "typing"}

@@ -18,6 +18,7 @@ import psutil
 import assay
 from assay.canonical import sha256_file, sha256_json
 
+VERSION = metadata.version("assay")
 LIBRARIES = ("torch", "transformers", "tokenizers")  # of the project's environment: what a model's numbers depend on
 
 
@@ -76,7 +77,7 @@ def provenance(rule: str, inputs: Iterable[str | Path], options: Mapping[str, An
     """
     return {
         "rule": rule,
-        "tool": {"name": "assay", "version": assay.__version__, **asdict(git_state(assay.__file__))},
+        "tool": {"name": "assay", "version": VERSION, **asdict(git_state(assay.__file__))},
         "inputs": {str(path): sha256_file(path) for path in inputs},
         "options": dict(options),
         "options_sha256": sha256_json(dict(options)),

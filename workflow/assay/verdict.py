@@ -12,7 +12,7 @@ from assay import store
 from assay.config import parse
 from assay.explain import run_of
 from assay.gate import read_verdict
-from assay.provenance import git_state, provenance
+from assay.provenance import VERSION, git_state, provenance
 from assay.records import JUDGE, ResponseStatus, served_arm
 from assay.samples.lock import load_set
 from assay.verdicts.decide import RunFacts, judge_run, unsupported_verdict
@@ -104,7 +104,7 @@ _COLUMNS = ["item_id", "arm", "status", "attempts", "output_sha256", "error"]
 
 def _tool() -> Tool:
     state = git_state(assay.__file__)
-    return Tool(version=assay.__version__, commit=state.commit, dirty=state.dirty)
+    return Tool(version=VERSION, commit=state.commit, dirty=state.dirty)
 
 
 def _config_info(plan: Mapping[str, Any], judged: Mapping[str, Any]) -> ConfigInfo:

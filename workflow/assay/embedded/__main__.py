@@ -24,7 +24,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m assay.embedded",
         description="An OpenAI-compatible server over transformers, on CPU, that can plant one fault.",
-        epilog="faults:\n" + "\n".join(f"  {_usage(name):32} {spec.description}" for name, spec in FAULTS.items()),
+        epilog=FAULTS.listing(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", required=True, type=Path, help="folder of a causal language model")
@@ -34,11 +34,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--served-name", help="model name that requests must give (default: the folder's name)")
     parser.add_argument("--fault", metavar="NAME[=VALUE]", help="plant one fault")
     return parser
-
-
-def _usage(name: str) -> str:
-    kind = FAULTS[name].kind
-    return f"{name}={kind.__name__}" if kind else name
 
 
 def serve(options: argparse.Namespace) -> None:

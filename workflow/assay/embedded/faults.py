@@ -10,12 +10,12 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from assay.embedded.hooks import Hooks, Messages, Piece
+from assay.embedded.switch import Switch
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ CHATML = (
 INST = "{% for m in messages %}{{ '[INST] ' + m['content'] + ' [/INST]' }}{% endfor %}"
 
 
+FAULTS = Switch()
+fault, plant = FAULTS.fault, FAULTS.plant
+
+
 class HttpFault(Exception):
     """Planted: answer this request with HTTP 500."""
 
@@ -39,54 +43,6 @@ class Planted(Hooks):
 
     def __init__(self, value: Any) -> None:
         self.value = value
-
-
-@dataclass(frozen=True)
-class FaultSpec:
-    """What a fault is called, takes and does."""
-
-    name: str
-    kind: type[int] | type[float] | None  # type of its value; None: it takes none
-    description: str
-    plant: type[Planted]
-
-
-FAULTS: dict[str, FaultSpec] = {}
-
-
-def fault(
-    name: str, kind: type[int] | type[float] | None, description: str
-) -> Callable[[type[Planted]], type[Planted]]:
-    """Register a fault under `name`."""
-
-    def register(plant: type[Planted]) -> type[Planted]:
-        FAULTS[name] = FaultSpec(name, kind, description, plant)
-        return plant
-
-    return register
-
-
-def plant(argument: str) -> Hooks:
-    """The hooks of a fault given as NAME or NAME=VALUE.
-
-    Raises:
-        ConfigError: no such fault, or a value that is missing, superfluous or of the wrong type.
-    """
-    name, equals, text = argument.partition("=")
-    spec = FAULTS.get(name)
-    if spec is None:
-        raise ConfigError(f"unknown fault '{name}'; known: {', '.join(sorted(FAULTS))}")
-    if spec.kind is None:
-        if equals:
-            raise ConfigError(f"fault '{name}' takes no value (found '{text}')")
-        return spec.plant(None)
-    try:
-        value = spec.kind(text)
-    except ValueError:
-        value = None
-    if value is None or not math.isfinite(value):
-        raise ConfigError(f"fault '{name}' needs a value: {name}={spec.kind.__name__} (found '{argument}')")
-    return spec.plant(value)
 
 
 def drawn(request: Request, salt: object, rate: float) -> bool:

@@ -22,7 +22,7 @@ import assay
 from assay.embedded.engine import Engine, Request, Token
 from assay.embedded.faults import HttpFault
 from assay.embedded.hooks import Hooks, Piece
-from assay.provenance import git_state
+from assay.provenance import VERSION, git_state
 
 MAX_TOP_LOGPROBS = 20
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -366,7 +366,7 @@ def versions() -> dict[str, str | None]:
     """What serves: versions, and the git tree of the code if it runs from a checkout. Call it at start: later the
     checkout may have moved on."""
     return {
-        "assay": assay.__version__,
+        "assay": VERSION,
         "tree": git_state(assay.__file__).tree,
         "transformers": transformers.__version__,
         "torch": torch.__version__,
