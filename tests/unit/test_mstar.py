@@ -103,6 +103,9 @@ def test_all_asked_modalities_make_one_ok_row():
     assert asked["output_modalities"] == "text,audio,action"
     [sound], _ = ask(outputs=[SOUND_OUT])
     assert (sound["status"], sound["text"]) == ("ok", None)
+    assert sound["audio"] == row["audio"] == {"bytes": SOUND.tobytes(), "path": f"{sound['item_id']}.pcm"}
+    assert sum(sound["chunk_bytes"]) == 24 and sound["chunk_ms"] == sorted(sound["chunk_ms"])
+    assert len(sound["chunk_bytes"]) == len(sound["chunk_ms"]) == 2
     assert sound["output_sha256"] == ask(outputs=[SOUND_OUT])[0][0]["output_sha256"] != row["output_sha256"]
 
 
@@ -276,9 +279,9 @@ def test_sampling_goes_to_the_keys_of_the_models_stages_and_seeds_are_pinned():
 
 def test_the_probe_limits_the_answer_only_where_that_leaves_one():
     prompt = {"messages": [{"role": "user", "content": "Hello"}]}
-    assert MstarPlan.of(spec(), "http://x", "m").probe_request() == prompt | {"max_tokens": 1}
-    assert MstarPlan.of(spec(sampling={}), "http://x", "m").probe_request() == prompt
-    assert MstarPlan.of(spec(**OMNI), "http://x", "m").probe_request() == prompt  # one token of text gives no sound
+    assert MstarPlan.of(spec(), "http://x", "m").probe_item()["request"] == json.dumps(prompt | {"max_tokens": 1})
+    for options in ({"sampling": {}}, OMNI):  # one token of text gives no sound
+        assert MstarPlan.of(spec(**options), "http://x", "m").probe_item()["request"] == json.dumps(prompt)
 
 
 @pytest.mark.parametrize(

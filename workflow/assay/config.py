@@ -285,10 +285,10 @@ class ServedIdentity(Strict):
 
 
 class OpenAISpec(Strict):
-    """How to talk to an arm that has OpenAI's chat and completions routes."""
+    """How to talk to an arm that has OpenAI's routes."""
 
     protocol: Literal["openai"]
-    routes: dict[Literal["chat", "completion", "image"], str] = Field(
+    routes: dict[Literal["chat", "completion", "image", "speech"], str] = Field(
         min_length=1, description="Item kind -> HTTP path"
     )
     model: str = Field(description="Model name to send; a template like argv")
@@ -296,7 +296,18 @@ class OpenAISpec(Strict):
     logprobs: bool = Field(description="Whether to ask for logprobs and top_logprobs")
     top_logprobs: int = Field(default=20, ge=0, le=20)
     extra_body: dict[str, Any] = Field(default={}, description="Engine-specific request fields")
+    audio_format: Literal["wav", "pcm"] = Field(default="wav", description="Speech: the response_format asked for")
+    sample_rate: int | None = Field(
+        default=None, gt=0, description="Speech: of raw samples (pcm), which don't say [Hz]"
+    )
+    stream_body: dict[str, Any] = Field(default={"stream": True}, description="Speech: fields that ask for a stream")
     timeout_s: float = Field(default=600, gt=0)
+
+    @model_validator(mode="after")
+    def _knows_the_rate_of_raw_samples(self) -> OpenAISpec:
+        if self.audio_format == "pcm" and self.sample_rate is None:
+            raise ValueError("audio_format is pcm: say the sample_rate, which raw samples do not")
+        return self
 
 
 class TextOutput(Strict):

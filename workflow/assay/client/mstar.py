@@ -35,7 +35,7 @@ import httpx
 import numpy as np
 
 from assay.client.answers import BadAnswer, error_message, malformed, parse_json, typed
-from assay.client.transport import PROBE_TEXT, Attempt, Exchange, Row, post
+from assay.client.transport import PROBE_TEXT, Attempt, Exchange, Item, Row, check_ended, post, probe_of
 from assay.config import ArrayOutput, MstarModel, MstarSpec, Output, PcmOutput, lookup
 from assay.errors import ConfigError
 from assay.records import Evidence, ResponseStatus
@@ -66,26 +66,27 @@ class MstarPlan:
         """The plan of `spec` for the server of `model` at `base_url`; ConfigError where `spec` does not know it."""
         return cls(base_url, lookup(spec.models, model, "model of client.models"), spec.timeout_s)
 
-    def exchange(self, request: Mapping[str, Any], media: Mapping[str, Any] | None = None) -> Exchange:
-        """What sends `request`, and `media` (`bytes`, `path`) where it names a file.
+    def exchange(self, item: Item) -> Exchange:
+        """What sends `item`, and its audio (`bytes`, `path`) where its request names a file.
 
         Raises:
-            ConfigError: the protocol, or `model`, has no way to say it; or the file is not given.
+            ConfigError: the protocol, or `model`, has no way to say its request; or the file is not given.
         """
-        fields = form(self.model, request)
+        request = json.loads(item["request"])
+        fields, media = form(self.model, request), item.get("audio")
         if "file" not in request:
-            return partial(_exchange, self.model, multipart(fields))
+            return partial(_exchange, self.model, multipart(fields), item["item_id"])
         if media is None:
             raise ConfigError(
                 f"the sample set names the file '{request['file']}', and it is not given to mstar's client"
             )
-        return partial(_exchange, self.model, multipart(fields, media))
+        return partial(_exchange, self.model, multipart(fields, media), item["item_id"])
 
-    def probe_request(self) -> dict[str, Any]:
+    def probe_item(self) -> Item:
         """A greeting; where only text is answered and its length can be set, by one token."""
         only_text = all(output.format == "utf8" for output in self.model.outputs)
         limit = {"max_tokens": 1} if only_text and "max_tokens" in self.model.sampling else {}
-        return {"messages": [{"role": "user", "content": PROBE_TEXT}], **limit}
+        return probe_of({"messages": [{"role": "user", "content": PROBE_TEXT}], **limit})
 
 
 def form(model: MstarModel, request: Mapping[str, Any]) -> dict[str, str]:
@@ -210,8 +211,8 @@ class MstarAnswer:
         except ValueError:
             raise malformed(f"{output.modality}: {flat.size} values do not fill the declared shape {shape}") from None
 
-    def row(self, outputs: Sequence[Output]) -> Row:
-        """The columns of a `responses` row that the answer decides, `outputs` being what was asked for.
+    def row(self, outputs: Sequence[Output], name: str) -> Row:
+        """The columns of a `responses` row that the answer decides, `outputs` being what was asked of item `name`.
 
         Without a finish reason a text is weak evidence, however whole it is.
 
@@ -228,6 +229,14 @@ class MstarAnswer:
             "evidence": Evidence.E3,
             "text": self.text if "text" in asked else None,
             "output_sha256": hashlib.sha256(content).hexdigest(),
+        } | (self._sound(name) if "audio" in asked else {})
+
+    def _sound(self, name: str) -> Row:
+        chunks = [chunk for chunk in self.chunks if chunk.modality == "audio"]
+        return {
+            "audio": {"bytes": self.data("audio"), "path": f"{name}.pcm"},
+            "chunk_bytes": [len(chunk.data) for chunk in chunks],
+            "chunk_ms": [1000 * chunk.arrived_s for chunk in chunks],
         }
 
     def _check(self, output: Output) -> None:
@@ -267,15 +276,16 @@ async def read_answer(response: httpx.Response, answer: MstarAnswer, attempt: At
         answer.absorb(line, arrived_s)
         if attempt.first_content_s is None and answer.chunks[-1].data:
             attempt.first_content_s = arrived_s
-    if not {"transfer-encoding", "content-length"} & response.headers.keys():
-        raise BadAnswer(ResponseStatus.STREAM_ERROR, "the stream ended by closing the connection: it may be cut short")
+    check_ended(response)
 
 
-async def _exchange(model: MstarModel, parts: Sequence[Any], http: httpx.AsyncClient, attempt: Attempt) -> Row:
+async def _exchange(
+    model: MstarModel, parts: Sequence[Any], name: str, http: httpx.AsyncClient, attempt: Attempt
+) -> Row:
     answer = MstarAnswer()
     async with post(http, PATH, attempt, files=parts) as response:
         await read_answer(response, answer, attempt)
-    return answer.row(model.outputs)
+    return answer.row(model.outputs, name)
 
 
 async def _lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
