@@ -31,7 +31,7 @@ wildcard_constraints:
     environment=NAME,
     model=NAME,
     set=NAME,
-    arm=r"judge|[a-z0-9]+-[a-z]+",
+    arm=r"judge|[a-z0-9]+-[a-z0-9]+",
     instance=r"\d+",
 
 

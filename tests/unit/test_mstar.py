@@ -14,7 +14,7 @@ from fakes import FakeServer, app_server, unused_port
 from assay.canonical import sha256_text
 from assay.client.mstar import PATH, MstarAnswer, MstarPlan, form, multipart, read_answer
 from assay.client.openai import OpenAIPlan
-from assay.client.transport import Attempt, post, probe_generation, send_set
+from assay.client.transport import Attempt, post, probe_generation, probe_of, send_set
 from assay.config import ArrayOutput, MstarModel, MstarSpec, OpenAISpec, PcmOutput, parse
 from assay.errors import ConfigError
 from assay.store import table_from_rows
@@ -123,11 +123,12 @@ def test_a_file_is_sent_with_its_request_and_no_request_goes_without_it():
     with app_server(app) as url:
         plan = MstarPlan.of(spec(), url, "m")
         with pytest.raises(ConfigError, match=r"names the file 'a\.wav', and it is not given"):
-            plan.exchange({"file": "a.wav"})
+            plan.exchange(probe_of({"file": "a.wav"}))
 
         async def send():
             async with httpx.AsyncClient(base_url=url) as http:
-                return await plan.exchange({"file": "a.wav"}, {"path": "a.wav", "bytes": b"RIFF"})(http, Attempt())
+                clip = probe_of({"file": "a.wav"}, audio={"path": "a.wav", "bytes": b"RIFF"})
+                return await plan.exchange(clip)(http, Attempt())
 
         assert asyncio.run(send())["text"] == TEXT
     (asked,) = app.state.forms

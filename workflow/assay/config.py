@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from enum import StrEnum
 from pathlib import Path
@@ -45,6 +45,19 @@ GateName = Literal[
     "G-needle",
     "G-surprisal",
     "G-support",
+    "G-contract",
+    "G-header",
+    "G-damage",
+    "G-duration",
+    "G-wer",
+    "G-catastrophe",
+    "G-ends",
+    "G-window",
+    "G-bleed",
+    "G-load",
+    "G-stream",
+    "G-seams",
+    "G-waveform",
 ]
 CaveatCode = Literal[
     "co_tenant",
@@ -397,6 +410,7 @@ class Image(Strict):
     digest: str | None = Field(pattern=r"^sha256:[0-9a-f]{64}$", description="null: refused, unless `allow_tag` is set")
 
 
+WeightFormat = Literal["transformers", "gguf", "onnx"]
 Environment = dict[str, str]
 Caches = dict[Name, Annotated[list[str], Field(min_length=1)]]
 
@@ -466,7 +480,7 @@ class Arm(Strict):
     devices: dict[DeviceKind, ArmDevice] = Field(default={}, description="Kinds it runs on; empty: it uses none")
     disk_gib: float | None = Field(default=None, gt=0, description="What it needs for caches and temporary files")
     gpus: int = Field(default=0, ge=0, description="Devices of one instance, where the config does not say")
-    weights: Literal["transformers", "gguf"] = Field(default="transformers", description="Weight format it loads")
+    weights: WeightFormat = Field(default="transformers", description="Weight format it loads")
     dtypes: list[Dtype] = Field(min_length=1, description="dtypes it can serve")
     identity: ServedIdentity
     client: ClientSpec
@@ -619,19 +633,49 @@ class ModelSpec(Strict):
     """The model a family serves."""
 
     name: str = Field(description="Public name of the model")
-    weights: dict[Literal["transformers", "gguf"], Name] = Field(min_length=1, description="Format -> source")
+    weights: dict[WeightFormat, Name] = Field(min_length=1, description="Format -> source")
     gguf_file: str | None = Field(default=None, description="Path of the GGUF file inside its source")
-    context: int = Field(ge=1, description="Longest context served, tokens")
+    context: int | None = Field(default=None, ge=1, description="Longest context served, tokens; null: it has none")
 
 
 class ReferenceSpec(Strict):
     """What the served output is judged against."""
 
     kind: Literal["causal_lm"]
+    weights: Literal["transformers"] = Field(default="transformers", description="Weight format it loads")
     dtype: Dtype = Field(description="Precision of the judge")
     floor: dict[Tier, Annotated[list[Literal["batch", "attention", "chunked", "matmul"]], AfterValidator(_once)]] = (
         Field(description="Benign changes that make the floor arms, by tier")
     )
+
+
+class ExternalReference(Strict):
+    """The model's own package, run by a command in an environment of its own.
+
+    The command reads requests as JSON lines and writes one audio file for each, and their list `manifest.json`
+    (assay.drivers.common).
+    """
+
+    kind: Literal["external"]
+    weights: WeightFormat = Field(description="Weight format it loads")
+    dtype: Dtype = Field(default="float32", description="Precision it computes in")
+    environment: Name = Field(description="Name of a lock under config/environments/")
+    command: list[str] = Field(
+        min_length=1, description="Templates: {python}, {model_dir}, {requests}, {output}, {threads}, {library}"
+    )
+    env: Environment = Field(default={}, description="Environment variables added; templates too")
+    changes: dict[Annotated[str, Field(pattern="^[a-z0-9]+$")], list[str]] = Field(
+        min_length=1, description="Benign change, or another seed of a model that samples -> arguments added"
+    )
+    floor: dict[Tier, Annotated[list[str], Field(min_length=1), AfterValidator(_once)]] = Field(
+        description="Changes that make the floor arms, by tier"
+    )
+
+    @model_validator(mode="after")
+    def _has_the_changes_of_its_floor(self) -> ExternalReference:
+        if unknown := {name for names in self.floor.values() for name in names} - self.changes.keys():
+            raise ValueError(f"floor names {', '.join(sorted(unknown))}, which `changes` does not have")
+        return self
 
 
 RESOLUTION_NAT: dict[Dtype, float] = {"float32": 1e-4, "float16": 2.5e-4, "bfloat16": 2e-3}
@@ -681,7 +725,11 @@ class TextGates(MarginGates):
         return value
 
 
-AnyGates = TextGates  # of whatever modality
+class TtsGates(GateOptions):
+    """Options of the speech gates."""
+
+
+AnyGates = TextGates | TtsGates
 
 
 class FamilyBase(Strict):
@@ -691,22 +739,43 @@ class FamilyBase(Strict):
     sets: dict[Tier, Annotated[list[Name], Field(min_length=1), AfterValidator(_once)]] = Field(
         description="Sample sets, by tier"
     )
-    reference: ReferenceSpec
+    request: dict[str, Any] = Field(default={}, description="Fields sent with every request, such as a voice")
+    reference: ReferenceSpec | ExternalReference = Field(discriminator="kind")
 
     @property
     def reference_model(self) -> str:
         """Source of the weights that the reference loads."""
-        return self.model.weights["transformers"]
+        return self.model.weights[self.reference.weights]
+
+    @property
+    def judge_model(self) -> str:
+        """Source of the weights that judge."""
+        return self.reference_model
 
 
 class TextFamily(FamilyBase):
     """A family that answers in text."""
 
     modality: Literal["text"]
+    reference: ReferenceSpec
     gates: TextGates = TextGates()
 
 
-Family = TextFamily  # of whatever modality
+class TtsFamily(FamilyBase):
+    """A family that speaks."""
+
+    modality: Literal["tts"]
+    reference: ExternalReference
+    listener: Name = Field(description="Source of the Whisper, in transformers layout, that hears what was said")
+    gates: TtsGates = TtsGates()
+
+    @property
+    def judge_model(self) -> str:
+        return self.listener
+
+
+Family = Annotated[TextFamily | TtsFamily, Field(discriminator="modality")]
+FAMILIES: dict[str, type[TextFamily] | type[TtsFamily]] = {"text": TextFamily, "tts": TtsFamily}
 
 
 class ServedConfig(Strict):
@@ -746,6 +815,7 @@ class Fault(Strict):
         description="Gates expected to fail; empty: known not to be caught, say why in `note`"
     )
     note: str | None = None
+    modality: Literal["text", "tts"] = Field(default="text", description="Of the servers that can plant it")
     sampled: bool = Field(default=False, description="Shows on sampled items only")
     benign: bool = Field(default=False, description="A change that must not fail: a false alarm if it does")
 
@@ -793,12 +863,31 @@ class Config(Strict):
 
     def judge_dtype(self, model: str) -> Dtype:
         """Precision of the judge of the model in source `model`; families that share a model share its judge."""
-        dtypes = {item.reference.dtype for item in self.families.values() if item.reference_model == model}
-        if len(dtypes) != 1:
+        return self._shared(model, "dtype", lambda family: family.reference.dtype)
+
+    def judge_model(self, model: str) -> str:
+        """Source of the weights that judge the model in source `model`."""
+        return self._shared(model, "judge", lambda family: family.judge_model)
+
+    def reference_options(self, model: str) -> dict[str, Any]:
+        """How the reference of the model in source `model` is run, whichever arm."""
+        return self._shared(
+            model,
+            "reference",
+            lambda family: (
+                family.reference.model_dump(mode="json", exclude={"floor", "weights"}) | {"request": family.request}
+            ),
+        )
+
+    def _shared(self, model: str, what: str, of: Callable[[FamilyBase], T]) -> T:
+        """What all families of the model in source `model` say: they share its reference files."""
+        found = {name: of(family) for name, family in self.families.items() if family.reference_model == model}
+        first, *others = found.values()
+        if any(other != first for other in others):
             raise ConfigError(
-                f"source '{model}': its families judge it at {len(dtypes)} dtypes {sorted(dtypes)}, not one"
+                f"source '{model}': its families {', '.join(sorted(found))} share a reference, and their {what} differs"
             )
-        return dtypes.pop()
+        return first
 
     def offered(self, name: str) -> bool:
         """Whether this site can say something of config `name`: it has its arm, or there is none."""
@@ -822,7 +911,13 @@ class Config(Strict):
                 f"config '{name}': arm '{entry.arm}' cannot plant faults; use a config whose arm has `faults: true` "
                 f"({', '.join(sorted(key for key, value in self.arms.items() if value.faults))})"
             )
-        return Resolved(name=name, entry=entry, family=self.families[entry.family], arm=arm, fault=fault)
+        family = self.families[entry.family]
+        if fault and fault.modality != family.modality:
+            raise ConfigError(
+                f"config '{name}': fault '{fault_name}' is of {fault.modality} servers, and this one is of "
+                f"{family.modality}; config/faults.yaml has those of each"
+            )
+        return Resolved(name=name, entry=entry, family=family, arm=arm, fault=fault)
 
 
 class Resolved(Strict):
@@ -981,6 +1076,14 @@ def _gates(family: Family, entry: ServedConfig, where: str) -> AnyGates:
     return parse(type(family.gates), merge(family.gates.model_dump(), entry.gates), f"{where}: gates")
 
 
+def parse_family(value: Any, where: str) -> Family:
+    """A family's file; told by its modality first, so that errors name the keys as they stand there."""
+    modality = value.get("modality") if isinstance(value, dict) else None
+    if modality not in FAMILIES:
+        raise ConfigError(f"{where}: modality: expected one of {', '.join(FAMILIES)} (found {modality!r})")
+    return parse(FAMILIES[modality], value, where)
+
+
 def parse_entry(value: Any, where: str) -> ConfigEntry:
     """One entry of config/configs.yaml."""
     supported = not (isinstance(value, dict) and "unsupported" in value)
@@ -1015,7 +1118,9 @@ def load(settings: Mapping[str, Any], folder: str | Path = "config") -> Config:
         site=lookup(sites, chosen.site, "site"),
         arms=arms,
         variants=variants,
-        families=_read_folder(folder / "families", Family),
+        families={
+            path.stem: parse_family(read_yaml(path), str(path)) for path in sorted((folder / "families").glob("*.yaml"))
+        },
         configs={key: parse_entry(value, f"{path}: {key}") for key, value in entries.items()},
         sources=_read_map(folder / "sources.yaml", Source),
         faults=_read_map(folder / "faults.yaml", Fault),
@@ -1031,26 +1136,30 @@ def _check_references(config: Config, folder: Path) -> None:
         if isinstance(entry, ServedConfig):
             _check_config(config, entry, f"{folder}/configs.yaml: {name}")
     for name, arm in config.arms.items():
-        environment = arm.process.environment if arm.process else PROJECT
-        lock = folder / "environments" / f"{environment}.txt"
-        if environment not in (PROJECT, TREE) and not lock.is_file():
-            raise ConfigError(
-                f"{folder}/arms/{name}.yaml: environment '{environment}' has no lock; add {lock} or use '{PROJECT}'"
-            )
+        _check_lock(folder, arm.process, f"{folder}/arms/{name}.yaml")
         for rules in arm.log_rules:
             _refer(config.log_rules, rules, "file of log rules", f"{folder}/arms/{name}.yaml: log_rules")
     for name, family in config.families.items():
-        if "transformers" not in family.model.weights:
-            raise ConfigError(
-                f"{folder}/families/{name}.yaml: model.weights: the reference needs a 'transformers' entry"
-            )
-        config.judge_dtype(family.reference_model)
-        for source in family.model.weights.values():
+        if family.reference.weights not in family.model.weights:
+            needed = f"the reference needs a '{family.reference.weights}' entry"
+            raise ConfigError(f"{folder}/families/{name}.yaml: model.weights: {needed}")
+        config.reference_options(family.reference_model)
+        config.judge_model(family.reference_model)
+        _check_lock(folder, family.reference, f"{folder}/families/{name}.yaml: reference")
+        for source in {*family.model.weights.values(), family.judge_model}:
             _refer(config.sources, source, "source", f"{folder}/families/{name}.yaml: model.weights")
     for name, pin in config.sources.items():
         if isinstance(pin, ConvertedSource):
             for origin in pin.origins:
                 _refer(config.sources, origin, "source", f"{folder}/sources.yaml: {name}: origins")
+
+
+def _check_lock(folder: Path, runs_in: Process | ReferenceSpec | ExternalReference | None, where: str) -> None:
+    """That the environment that something runs in, if it is one of ours to build, has a lock."""
+    environment = getattr(runs_in, "environment", PROJECT)
+    lock = folder / "environments" / f"{environment}.txt"
+    if environment not in (PROJECT, TREE) and not lock.is_file():
+        raise ConfigError(f"{where}: environment '{environment}' has no lock; add {lock} or use '{PROJECT}'")
 
 
 def _check_site(config: Config, folder: Path) -> None:

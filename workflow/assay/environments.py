@@ -71,7 +71,11 @@ def python_in(directory: Path) -> Path:
 def installed(directory: Path) -> dict[str, str]:
     """Distributions that the environment's own interpreter finds: normalised name -> version."""
     run = subprocess.run(
-        [str(python_in(directory)), "-I", "-c", _LIST], capture_output=True, text=True, check=True, env=_environment()
+        [str(python_in(directory)), "-I", "-c", _LIST],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=clean_environment(),
     )
     return {canonicalize_name(name): version for name, version in sorted(json.loads(run.stdout).items())}
 
@@ -121,12 +125,12 @@ def _compare(name: str, lock_path: Path, pins: dict[str, Requirement], found: di
 
 
 def _run(name: str, command: list[str]) -> None:
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
     if run.returncode != 0:
         reason = decisive_line(run.stdout + run.stderr)
         raise SourceError(f"environment '{name}' cannot be installed: {reason}. Nothing was kept.")
 
 
-def _environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Our environment variables without those that would lead another interpreter to our modules."""
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}

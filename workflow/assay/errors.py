@@ -29,6 +29,10 @@ class NoDeviceError(DeviceError):
     """There is no accelerator here."""
 
 
+class ReferenceFailure(AssayError):
+    """A reference cannot be run, or does not answer as it should."""
+
+
 class StoreError(AssayError):
     """A result file cannot be read or written."""
 

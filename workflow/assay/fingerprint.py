@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
@@ -33,6 +34,15 @@ def fingerprint(script: str | Path, modality: str | None = None) -> str:
             seen[key], imported = _parse(path)
             todo += [found for name in imported if not _of_another(name, modality) and (found := _module_file(name))]
     return hashlib.sha256("\n".join(f"{name} {seen[name]}" for name in sorted(seen)).encode()).hexdigest()[:16]
+
+
+def command_fingerprint(argv: Sequence[str]) -> str | None:
+    """Digest of the module of ours that a command runs (`-m assay.…`); None where it runs none."""
+    for word in argv:
+        name = word if f"{word}.".startswith(f"{_PACKAGE.name}.") else None
+        if name is not None and (found := _module_file(f"{name}.__main__") or _module_file(name)):
+            return fingerprint(found)
+    return None
 
 
 @functools.cache

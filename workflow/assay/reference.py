@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from assay.references import text
+from assay.references import text, tts
 from assay.samples.lock import modality_of
 
-Reference = Callable[[Path, Path, str, str, Path, int], None]
+Reference = Callable[[Path, Path, str, Mapping[str, Any], Path, int], None]
 
-REFERENCES: dict[str, Reference] = {"text": text.reference}
+REFERENCES: dict[str, Reference] = {"text": text.reference, "tts": tts.reference}
 
 
-def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path, gpus: int = 0) -> None:
+def reference(
+    model_dir: Path, items_path: Path, arm: str, options: Mapping[str, Any], output: Path, gpus: int = 0
+) -> None:
     """Answer every item of a sample set by one reference arm and write a `responses` table.
 
     Args:
         model_dir: the reference's files, checked against their source's manifest.
         items_path: `items` table of one sample set; it says the modality.
         arm: `judge`, or the name of a floor arm (`<dtype>-<change>`).
-        judge_dtype: dtype of the arm called `judge`.
+        options: what the family says of its reference, without weights and floor (`Config.reference_options`).
         output: Parquet file to write.
         gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
-    REFERENCES[modality_of([items_path])](model_dir, items_path, arm, judge_dtype, output, gpus)
+    REFERENCES[modality_of([items_path])](model_dir, items_path, arm, options, output, gpus)

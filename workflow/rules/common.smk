@@ -2,9 +2,9 @@
 from snakemake.exceptions import WorkflowError
 
 from assay import config as assay_config
-from assay.engines.plan import ServePlan, recorded_plan, serve_plan
+from assay.engines.plan import LIBRARY, ServePlan, python_of, recorded_plan, serve_plan, within
 from assay.errors import AssayError
-from assay.fingerprint import fingerprint
+from assay.fingerprint import command_fingerprint, fingerprint
 from assay.provenance import LIBRARIES, versions
 from assay.samples.recipe import read_recipe
 
@@ -122,9 +122,13 @@ def served_manifest(wildcards):
 def served_environment(wildcards):
     """Manifest of the environment that a config's server runs in; the project's, a checkout's and an image's have none."""
     environment = plan(wildcards)["environment"]
-    if environment is None or environment["name"] in (assay_config.PROJECT, assay_config.TREE):
-        return []
-    return f"resources/environments/{environment['name']}/manifest.json"
+    return environment_manifest(environment and environment["name"])
+
+
+def environment_manifest(name):
+    """Manifest of an environment that is built here; none of the project's, a checkout's or of no environment."""
+    built = name not in (None, assay_config.PROJECT, assay_config.TREE)
+    return f"resources/environments/{name}/manifest.json" if built else []
 
 
 def recipe(wildcards):
@@ -148,11 +152,30 @@ def origins(wildcards):
 
 def judge_manifest(wildcards):
     """Manifest of the weights that judge a config."""
-    return manifest(plan(wildcards)["reference"]["model"])
+    return manifest(plan(wildcards)["reference"]["judge"])
+
+
+def judge_manifest_of_model(wildcards):
+    """Manifest of the weights that judge the reference of a model."""
+    return manifest(for_people(CONFIG.judge_model, wildcards.model))
 
 
 def reference_manifest(wildcards):
     return manifest(wildcards.model)
+
+
+def reference_options(wildcards):
+    """How the reference of a model is run; of a command, its interpreter and the digest of our code that it runs."""
+    options = for_people(CONFIG.reference_options, wildcards.model)
+    if "command" not in options:
+        return options
+    here = {"python": python_of(options["environment"]), "library": within(LIBRARY)}
+    return options | here | {"code": command_fingerprint(options["command"])}
+
+
+def reference_environment(wildcards):
+    """Manifest of the environment that the reference of a model runs in; the project's has none."""
+    return environment_manifest(for_people(CONFIG.reference_options, wildcards.model).get("environment"))
 
 
 def judge_dtype(wildcards):
@@ -188,11 +211,12 @@ def verdict_inputs(wildcards):
 
 def matrix_faults(wildcards):
     """Faults and benign changes that can show on a config's sample sets."""
-    sampled = for_people(lambda: CONFIG.resolve(wildcards.config).sets) == ["sampled"]
+    resolved = for_people(CONFIG.resolve, wildcards.config)
+    sampled = resolved.sets == ["sampled"]
     return {
         name: fault.model_dump(mode="json")
         for name, fault in CONFIG.faults.items()
-        if fault.benign or fault.sampled == sampled
+        if fault.modality == resolved.family.modality and (fault.benign or fault.sampled == sampled)
     }
 
 

@@ -26,7 +26,7 @@ rule judge:
 
 rule judge_reference:
     input:
-        model=reference_manifest,
+        model=judge_manifest_of_model,
         sets="samplesets/{set}.parquet",
         responses="results/reference/{model}/{set}/{arm}.parquet",
     output:

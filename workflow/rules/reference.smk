@@ -1,6 +1,7 @@
 rule reference:
     input:
         model=reference_manifest,
+        environment=reference_environment,
         sets="samplesets/{set}.parquet",
     output:
         responses="results/reference/{model}/{set}/{arm}.parquet",
@@ -15,7 +16,7 @@ rule reference:
         runtime=60,
         models=1,
     params:
-        judge_dtype=judge_dtype,
+        reference=reference_options,
         devices=CONFIG.site.borrowed,
         versions=VERSIONS,
         code=picked_code("reference"),

@@ -12,7 +12,7 @@ def work() -> None:
         Path(snakemake.input.model).parent,
         Path(snakemake.input.sets),
         snakemake.wildcards.arm,
-        snakemake.params.judge_dtype,
+        snakemake.params.reference,
         Path(snakemake.output.responses),
         snakemake.params.devices["gpus"],
     )

@@ -32,7 +32,7 @@ from assay.config import (
 )
 from assay.devices.masks import without_masks
 from assay.errors import ConfigError
-from assay.fingerprint import fingerprint
+from assay.fingerprint import command_fingerprint
 from assay.provenance import LIBRARIES, folder_state, versions
 from assay.records import JUDGE
 from assay.store import read_json, run_options
@@ -40,7 +40,7 @@ from assay.store import read_json, run_options
 SCHEMA_VERSION = "assay/serve/1"
 HOST = "127.0.0.1"
 RESOURCES = "resources"
-EMBEDDED = Path(assay.__file__).parent / "embedded/__main__.py"
+LIBRARY = Path(assay.__file__).parents[1]  # the folder that our own modules are imported from
 MODELS, CACHES = "/models", "/caches"  # where a container finds them
 CONTAINER_PORT = 8000  # in a network of its own
 GIB = 2**30
@@ -49,6 +49,7 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 _NO_VALUE = {
     "gguf_file": "set model.gguf_file in the family's file",
+    "context": "set model.context in the family's file",
     "deployment": "set `deployment` of the config",
     "python": "a container has its own; name it as the image does",
     "tree": "set process.tree in the arm's file",
@@ -149,7 +150,8 @@ def serve_plan(config: Config, name: str) -> ServePlan:
         "dtype": entry.dtype,
         "threads": str(config.site.threads),
         "served_name": family.model.name,
-        "context": str(family.model.context),
+        "library": within(LIBRARY),
+        "context": None if family.model.context is None else str(family.model.context),
         "gpus": str(chosen.gpus),
         "deployment": resolved.deployment,
     }
@@ -190,7 +192,7 @@ def serve_plan(config: Config, name: str) -> ServePlan:
             "needs": {"disk_bytes": _bytes(arm.disk_gib), "shm_bytes": _bytes(_shared(chosen))},
             "host": HOST,
             "threads": config.site.threads,
-            "client": _client(arm, filled["client.model"], entry.arm),
+            "client": _with_request(_client(arm, filled["client.model"], entry.arm), family.request),
             "identity": arm.identity.model_dump(mode="json"),
             "instances": [
                 [
@@ -204,6 +206,7 @@ def serve_plan(config: Config, name: str) -> ServePlan:
                 "kind": family.reference.kind,
                 "model": family.reference_model,
                 "directory": f"{RESOURCES}/{family.reference_model}",
+                "judge": family.judge_model,
                 "dtype": family.reference.dtype,
                 "arms": [JUDGE, *resolved.floor_arms],
             },
@@ -256,6 +259,12 @@ def effective_options(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in plan.items() if key not in ("schema_version", "options_sha256")}
 
 
+def within(path: Path) -> str:
+    """`path`, from the workflow directory where it lies in there."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
 def _sealed(plan: dict[str, Any]) -> ServePlan:
     return ServePlan({"schema_version": SCHEMA_VERSION, **plan, "options_sha256": sha256_json(plan)})
 
@@ -273,6 +282,16 @@ def _client(arm: Arm, model: str, name: str) -> dict[str, Any]:
     if isinstance(arm.client, MstarSpec):
         what = f"model of client.models in config/arms/{name}.yaml"
         client["models"] = {model: lookup(client["models"], model, what)}
+    return client
+
+
+def _with_request(client: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """A client that sends `request`, the family's fields, along; the arm's own fields win."""
+    if "models" in client:
+        model = client["models"][client["model"]]
+        model["model_kwargs"] = {**request, **model["model_kwargs"]}
+    else:
+        client["extra_body"] = {**request, **client["extra_body"]}
     return client
 
 
@@ -404,7 +423,7 @@ def _in_process(chosen: _Chosen, process: Process) -> _Launch:
     config, model = chosen.config, chosen.model
     _, _, arm = chosen.resolved.served
     tree = _tree(config, process.tree) if process.tree else None
-    python = _python(process.environment, tree)
+    python = python_of(process.environment, tree)
     return _Launch(
         sections={
             "environment": {"name": process.environment, "python": python, **_project_code(process, arm)},
@@ -507,23 +526,22 @@ def _tree(config: Config, name: str) -> dict[str, Any]:
     return {"name": name, "path": str(path.resolve()), "commit": state.commit, "dirty": state.dirty}
 
 
-def _python(environment: str, tree: Mapping[str, Any] | None) -> str:
+def python_of(environment: str, tree: Mapping[str, Any] | None = None) -> str:
+    """Interpreter of an environment, by its name."""
     if environment == TREE and tree:
         return f"{tree['path']}/.venv/bin/python"
     if environment != PROJECT:
         return f"{RESOURCES}/environments/{environment}/bin/python"
-    # Not resolved: the link's place is what makes it the virtual environment's interpreter.
-    python, here = Path(sys.executable), Path.cwd()
-    return str(python.relative_to(here)) if python.is_relative_to(here) else str(python)
+    return within(Path(sys.executable))  # not resolved: the link's place makes it the virtual environment's interpreter
 
 
 def _project_code(process: Process, arm: Arm) -> dict[str, Any]:
-    """What serves an arm from the project's own environment, which has no manifest that a rule could depend on."""
+    """What of an arm no manifest tells that a rule could depend on: our own code, and the project's environment."""
+    code = command_fingerprint(arm.argv)
+    ours = {} if code is None else {"code": code}
     if process.environment != PROJECT:
-        return {}
-    if arm.identity.module == assay.__name__:
-        return {"versions": versions(LIBRARIES), "code": fingerprint(EMBEDDED)}
-    return {"versions": versions({*LIBRARIES, arm.identity.distribution})}
+        return ours
+    return {"versions": versions(LIBRARIES if ours else {*LIBRARIES, arm.identity.distribution}), **ours}
 
 
 def _expanded(path: str, where: str) -> str:

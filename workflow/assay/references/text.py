@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,21 @@ from assay.samples.lock import load_set
 from assay.sources.manifest import MANIFEST, verify_weights
 
 
-def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path, gpus: int = 0) -> None:
+def reference(
+    model_dir: Path, items_path: Path, arm: str, options: Mapping[str, Any], output: Path, gpus: int = 0
+) -> None:
     """Generate every item of a sample set with one reference arm and write a `responses` table.
 
     Args:
         model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
         items_path: `items` table of one sample set.
         arm: `judge` or `<dtype>-<change>`.
-        judge_dtype: dtype of the arm called `judge`.
+        options: `dtype` of the arm called `judge`.
         output: Parquet file to write.
         gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
     weights_sha256 = verify_weights(model_dir)
-    settings = arm_settings(arm, judge_dtype)
+    settings = arm_settings(arm, options["dtype"])
     items = {row["item_id"]: row for row in load_set(items_path)}
     model = CausalLM(model_dir, settings, gpus)
     prompts = {key: model.prompt(key, json.loads(row["request"])) for key, row in items.items()}
@@ -41,8 +44,8 @@ def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, out
             )
             advance()
     special = {"eos_ids": sorted(model.eos_ids), "bos_id": model.tokenizer.bos_token_id}
-    options = {"arm": arm, "settings": asdict(settings), "weights_sha256": weights_sha256, **special}
-    record = provenance("reference", [model_dir / MANIFEST, items_path], options)
+    recorded = {"arm": arm, "settings": asdict(settings), "weights_sha256": weights_sha256, **special}
+    record = provenance("reference", [model_dir / MANIFEST, items_path], recorded)
     store.write_table(output, "responses", store.table_from_rows("responses", rows), record)
 
 

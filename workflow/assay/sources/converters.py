@@ -27,6 +27,15 @@ def join_parts(origins: Sequence[Path], directory: Path) -> None:
                 shutil.copyfileobj(part, whole)
 
 
+def kokoro_onnx(origins: Sequence[Path], directory: Path) -> None:
+    """Put Kokoro's ONNX file together, and its alphabet and voices (the last origin's) beside it."""
+    *parts, voices = origins
+    join_parts(parts, directory)
+    (directory / "part.bin").rename(directory / "kokoro.onnx")
+    shutil.copyfile(next(voices.rglob("vocab.json")), directory / "vocab.json")
+    shutil.copyfile(next(voices.rglob("voices_*.npz")), directory / "voices.npz")
+
+
 def gguf_to_transformers(origins: Sequence[Path], directory: Path) -> None:
     """Write the one GGUF file in the one origin as a transformers model directory in float32.
 
@@ -83,6 +92,7 @@ def _pre_tokenizer(file: Path) -> Any:
 
 CONVERTERS: dict[str, Converter] = {
     "join_parts": join_parts,
+    "kokoro_onnx": kokoro_onnx,
     "gguf_to_transformers": gguf_to_transformers,
     "whisper_to_transformers": whisper_to_transformers,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from importlib import import_module
 
 import uvicorn
 
@@ -16,7 +15,6 @@ from assay.embedded.tts.server import create_app
 from assay.errors import AssayError
 
 SHUTDOWN_S = 2
-PACKAGES = {"hibari_tts": "HibariModel", "kokoro_onnx": "KokoroModel"}  # driver -> its model
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -28,7 +26,7 @@ def arguments() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     model_options(parser)
-    parser.add_argument("--package", required=True, choices=sorted(PACKAGES))
+    parser.add_argument("--package", required=True, choices=["hibari_tts", "kokoro_onnx"])
     parser.add_argument("--workers", type=int, default=2, help="requests that are computed at a time")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -39,8 +37,13 @@ def arguments() -> argparse.ArgumentParser:
 
 def load(options: argparse.Namespace) -> Synthesizer:
     """The model that the options name."""
-    # Each driver needs a package that an environment may lack.
-    return getattr(import_module(f"assay.drivers.{options.package}"), PACKAGES[options.package])(options)
+    if options.package == "kokoro_onnx":
+        from assay.drivers.kokoro_onnx import KokoroModel
+
+        return KokoroModel(options)
+    from assay.drivers.hibari_tts import HibariModel
+
+    return HibariModel(options)
 
 
 def main() -> None:
