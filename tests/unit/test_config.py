@@ -315,9 +315,48 @@ def test_concurrency_override_leaves_the_pass_that_is_sent_alone(folder):
     assert [item.concurrency for item in resolved.passes(0, 32)] == [1, 32]
 
 
+SPEECH = "families/hibari_tts.yaml"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (SPEECH, lambda c: c["reference"].update(environment="hibary"), r"reference: environment 'hibary' has no lock"),
+        (
+            SPEECH,
+            lambda c: c["reference"]["floor"].update(smoke=["seed1"]),
+            "names seed1, which `changes`",
+        ),
+        (SPEECH, lambda c: c.update(listener="whisper"), "unknown source 'whisper'"),
+        (SPEECH, lambda c: c["reference"].update(weights="gguf"), "the reference needs a 'gguf' entry"),
+        (SPEECH, lambda c: c["model"].update(contxt=1), r"hibari_tts\.yaml: unknown key 'model\.contxt'"),
+        ("arms/embedded-hibari.yaml", lambda c: c["client"].update(audio_format="pcm"), "say the sample_rate"),
+    ],
+)
+def test_a_wrong_speech_family_or_arm_names_file_key_and_remedy(folder, file, change, message):
+    edit(folder / file, change)
+    with pytest.raises(ConfigError, match=message):
+        config.load({"site": "embedded"}, folder)
+
+
+def test_a_speech_family_is_judged_by_its_listener_and_its_floor_arms_are_changes_of_the_command(folder):
+    loaded = config.load({"site": "embedded"}, folder)
+    assert loaded.resolve("hibari_tts").floor_arms == ["float32-graph", "float32-threads"]
+    assert (loaded.judge_model("hibari_tts"), loaded.judge_model("smollm2_135m")) == ("whisper_base", "smollm2_135m")
+    options = loaded.reference_options("hibari_tts")
+    assert (options["request"], options["environment"]) == ({"voice": "heart", "seed": 0}, "hibari")
+    assert options["changes"]["threads"] == ["--threads=2"] and "floor" not in options
+
+
+@pytest.mark.parametrize("name", ["hibari_tts+rope_theta", "smollm2_135m_embedded+speech_twice"])
+def test_a_fault_is_planted_only_in_a_server_of_its_modality(folder, name):
+    with pytest.raises(ConfigError, match=r"fault '\w+' is of (text|tts) servers, and this one is of (text|tts)"):
+        config.load({"site": "embedded"}, folder).resolve(name)
+
+
 def test_families_that_share_a_model_share_its_judge(folder):
     edit(folder / "families/smollm2_135m_faults.yaml", lambda c: c["reference"].update(dtype="bfloat16"))
-    with pytest.raises(ConfigError, match=r"'smollm2_135m': its families judge it at 2 dtypes"):
+    with pytest.raises(ConfigError, match=r"'smollm2_135m': its families .* share .* their reference differs"):
         config.load({"site": "embedded"}, folder)
 
 

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from fakes import app_server
 
+from assay.client.transport import PROBE_TEXT
+from assay.config import Fault, parse, read_yaml
 from assay.drivers.common import joined
 from assay.embedded.tts.faults import FAULTS, drawn
 from assay.embedded.tts.hooks import Hooks
@@ -345,7 +347,7 @@ def test_faults_of_the_bytes():
     assert say("header_missing") == before.tobytes()
     assert say("odd_bytes") == say()[:-1]
     assert say("misaligned")[44:-1] == say()[45:]
-    assert say("empty") == b""
+    assert say("empty=1") == b""
     assert say("header_only") == say()[:40] + bytes(4)
     assert base64.b64decode(say("base64_body")) == say()
     assert np.abs(samples_of(say("rounded")).astype(int) - before).max() == 1
@@ -367,7 +369,7 @@ def test_errors_are_errors_with_the_status_that_they_say():
 
 def test_a_stream_that_breaks_off_is_told_by_its_transport():
     with pytest.raises(httpx.RemoteProtocolError):
-        say("broken_off", stream=True)
+        say("broken_off=1", stream=True)
 
 
 def test_a_fault_that_strikes_some_strikes_the_same_ones_in_every_run_and_about_as_many_as_asked_for():
@@ -389,6 +391,23 @@ def test_a_fault_that_strikes_some_strikes_the_same_ones_in_every_run_and_about_
 def test_a_wrong_fault_is_refused_with_what_it_takes(argument, says):
     with pytest.raises(ConfigError, match=says):
         FAULTS.plant(argument)
+
+
+def test_the_configured_faults_are_faults_that_the_server_has():
+    content = read_yaml(ROOT / "config/faults.yaml")
+    faults = [parse(Fault, value, f"faults.yaml: {name}") for name, value in content.items()]
+    configured = [entry for entry in faults if entry.modality == "tts"]
+    for entry in configured:
+        FAULTS.plant(entry.argument)  # raises on an unknown name or a wrong value
+        assert entry.benign or entry.gates or entry.note, "a fault that no gate catches says why"
+        assert not (entry.benign and entry.gates), "a benign change fails no gate"
+    # One voice is at hand for hibari, so another can be planted only where a model has several.
+    assert {entry.argument.partition("=")[0] for entry in configured} == set(FAULTS) - {"voice"}
+
+
+@pytest.mark.parametrize("fault", ["http_500=0.1", "error_200=0.1", "empty=0.1", "broken_off=0.1", "silence=0.2"])
+def test_faults_of_single_answers_spare_the_probe_so_that_the_server_becomes_ready(fault):
+    assert say(fault, PROBE_TEXT) == say(text=PROBE_TEXT)
 
 
 def test_a_voice_that_the_model_lacks_cannot_be_planted():

@@ -2,6 +2,7 @@ import re
 import subprocess
 from datetime import date
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from sites import DIGEST, FOLDER, SITES, checkouts, on, pinned
@@ -30,6 +31,7 @@ from assay.engines.plan import (
     server_environment,
 )
 from assay.errors import ConfigError, StoreError
+from assay.fingerprint import command_fingerprint
 from assay.provenance import provenance
 from assay.store import run_options, table_from_rows, write_json, write_table
 
@@ -39,6 +41,22 @@ MANIFEST = {"files": {"model.safetensors": {"sha256": "aa", "bytes": 1}}}
 @pytest.fixture(scope="module")
 def config():
     return load(read_yaml(FOLDER / "config.yaml"), FOLDER)
+
+
+def test_a_speech_plan_sends_the_familys_fields_and_runs_our_server_in_the_models_environment(config):
+    plan = serve_plan(config, "hibari_tts+speech_twice")
+    assert (plan["modality"], plan["fault"]) == ("tts", "twice")
+    assert plan["argv"][:3] == ["resources/environments/hibari/bin/python", "-m", "assay.embedded.tts"]
+    assert plan["argv"][-3:] == ["--served-name=hibari-heart", "--fault", "twice"]
+    assert plan["client"]["extra_body"] == {"voice": "heart", "seed": 0}
+    assert [item.get("stream") for item in plan["instances"][0]] == [None, True]
+    assert (plan["reference"]["model"], plan["reference"]["judge"]) == ("hibari_tts", "whisper_base")
+    # Its code is ours though its environment is not: a changed server is another plan.
+    assert plan["environment"]["code"] == command_fingerprint(plan["argv"]) is not None
+    assert "versions" not in plan["environment"]
+    env = server_environment(plan, {"PYTHONPATH": "elsewhere", "HOME": "h"})
+    assert env == {"HOME": "h", "OMP_NUM_THREADS": "1", "PYTHONPATH": plan["env"]["PYTHONPATH"]}
+    assert Path(plan["env"]["PYTHONPATH"], "assay/embedded/tts/__main__.py").is_file()
 
 
 def with_arm(config, name, **changes):

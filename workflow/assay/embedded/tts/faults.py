@@ -175,7 +175,7 @@ class Http500(Planted):
     code = 500
 
     def speech(self, speech: Speech) -> Speech:
-        if drawn(speech.text, "http", self.value):
+        if drawn(speech.text, "error", self.value):
             raise Refusal(self.code)
         return speech
 
@@ -476,10 +476,10 @@ class Misaligned(PlantedParts):
         return [*head, sound[1:] + b"\0"]
 
 
-@fault("empty", None, "a body of no bytes")
-class Empty(PlantedParts):
-    def sent(self, parts: list[bytes]) -> Iterable[bytes]:
-        return []
+@fault("empty", float, "with probability VALUE a body of no bytes")
+class Empty(Planted):
+    def parts(self, parts: Iterator[bytes], speech: Speech) -> Iterator[bytes]:
+        return iter(()) if drawn(speech.text, "empty", self.value) else parts
 
 
 @fault("header_only", None, "a header and no sample")
@@ -494,11 +494,14 @@ class Base64Body(PlantedParts):
         return [base64.b64encode(b"".join(parts))]
 
 
-@fault("broken_off", None, "the connection breaks off before the last part")
-class BrokenOff(PlantedParts):
-    def sent(self, parts: list[bytes]) -> Iterable[bytes]:
-        yield from parts[:-1]
-        raise ConnectionError("planted: the connection breaks off")
+@fault("broken_off", float, "with probability VALUE the connection breaks off before the last part")
+class BrokenOff(Planted):
+    def parts(self, parts: Iterator[bytes], speech: Speech) -> Iterator[bytes]:
+        sent = list(parts)
+        if drawn(speech.text, "broken_off", self.value):
+            yield from sent[:-1]
+            raise ConnectionError("planted: the connection breaks off")
+        yield from sent
 
 
 # --- benign: must not fail ---------------------------------------------------------------------------------------
