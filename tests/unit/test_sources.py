@@ -377,6 +377,19 @@ def test_a_seeded_source_is_built_by_its_builder_and_checked(tmp_path: Path, mon
     assert "did you mean numbers?" in refused(source("nmbers"), tmp_path, ConfigError)
 
 
+def test_kokoros_parts_become_one_file_beside_its_alphabet_and_voices(tmp_path: Path) -> None:
+    for number, content in enumerate([b"ab", b"c", b"de"], 1):
+        (tmp_path / f"part{number}/pack").mkdir(parents=True)
+        (tmp_path / f"part{number}/pack/part.bin").write_bytes(content)
+    (tmp_path / "voices/data").mkdir(parents=True)
+    (tmp_path / "voices/data/vocab.json").write_text("{}")
+    (tmp_path / "voices/data/voices_ja.npz").write_bytes(b"styles")
+    (tmp_path / "out").mkdir()
+    CONVERTERS["kokoro_onnx"]([tmp_path / name for name in ("part1", "part2", "part3", "voices")], tmp_path / "out")
+    made = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert made == {"kokoro.onnx": b"abcde", "vocab.json": b"{}", "voices.npz": b"styles"}
+
+
 def test_a_converted_source_needs_its_origin_and_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.txt").write_text("abc")
