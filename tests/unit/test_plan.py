@@ -112,7 +112,7 @@ def test_what_is_installed_is_part_of_the_plan_of_a_server_in_the_projects_envir
 def test_the_code_of_our_own_server_is_part_of_its_plan_alone(config, monkeypatch):
     names = ("smollm2_135m", "smollm2_135m_embedded")
     before = {name: serve_plan(config, name)["options_sha256"] for name in names}
-    monkeypatch.setattr("assay.engines.plan.fingerprint", lambda script: f"{script.parent.name}/{script.name} edited")
+    monkeypatch.setattr("assay.fingerprint.fingerprint", lambda script: f"{script.parent.name}/{script.name} edited")
     plans = {name: serve_plan(config, name) for name in names}
     assert plans["smollm2_135m_embedded"]["environment"]["code"] == "embedded/__main__.py edited"
     assert {name for name in names if plans[name]["options_sha256"] != before[name]} == {"smollm2_135m_embedded"}
@@ -253,7 +253,8 @@ PAIRS = [(site, arm) for site in SITES for arm in read_yaml(FOLDER / f"sites/{si
 @pytest.mark.parametrize(("site", "arm"), PAIRS)
 def test_every_arm_that_a_site_offers_has_a_whole_plan_on_a_machine_without_a_gpu(site, arm, tmp_path):
     config = pinned(on(site, trees=checkouts(tmp_path)))
-    family = "smollm2_135m" if config.arms[arm].weights == "gguf" or site == "embedded" else "qwen3_5_9b"
+    small = {"onnx": "hibari_tts", "gguf": "smollm2_135m"}
+    family = small.get(config.arms[arm].weights, "smollm2_135m" if site == "embedded" else "qwen3_5_9b")
     entry = ServedConfig(family=family, arm=arm, dtype=config.arms[arm].dtypes[0], deployment="qwen3_5_9b")
     plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
     assert plan["unsupported"] is None and plan["refused"] == []
