@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ def _require_expressible(plan: Mapping[str, Any], items: Sequence[Mapping[str, A
     refused: dict[str, str] = {}
     for item in items:
         try:
-            client.exchange(json.loads(item["request"]))
+            client.exchange(item)
         except ConfigError as error:
             refused[item["item_id"]] = str(error)
     if refused:
