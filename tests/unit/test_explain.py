@@ -7,8 +7,9 @@ from rich.console import Console
 from synthetic import TOOL, World, devices, instance
 
 from assay import store
-from assay.explain import explain, run_of
+from assay.explain import explain
 from assay.records import Status
+from assay.run import run_of
 from assay.verdicts.decide import judge_run
 from assay.verdicts.model import Facts, Startup, StartupFailure
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay import store
-from assay.explain import run_of
 from assay.gate import read_verdict
 from assay.records import SERVED
+from assay.run import run_of
 from assay.verdicts.model import Gate, Verdict
 
 ITEM_METRICS = ("answered", "exact", "margin_max", "logprob_rms", "kl_mean", "needle", "surprisal", "prompt_equal")

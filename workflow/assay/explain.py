@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,12 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from tokenizers import Tokenizer
 
 from assay import store
-from assay.errors import AssayError, StoreError
+from assay.errors import AssayError
 from assay.gate import read_verdict
 from assay.records import SERVED, Status
-from assay.samples.lock import load_set
+from assay.run import Run, prompt_text, response_rows, run_of, token_rows
 from assay.verdicts.model import Gate, Instance, Verdict
 
 STYLES = {
@@ -32,26 +30,6 @@ STYLES = {
     Status.SKIPPED_OPTIONAL: "dim",
 }
 CONTEXT = 12  # tokens shown before a divergence
-
-
-@dataclass(frozen=True)
-class Run:
-    """The files of one run, found from where its verdict lies."""
-
-    results: Path
-    config: str
-
-    @property
-    def scores(self) -> Path:
-        return self.results / "scores" / f"{self.config}.parquet"
-
-    @property
-    def floor(self) -> Path:
-        return self.results / "floors" / f"{self.config}.parquet"
-
-    def served(self, arm: str, folder: str) -> Path:
-        """The outputs or judged tokens of a served arm (`served_<instance>_<pass>`)."""
-        return self.results / folder / self.config / f"{arm.split('_')[1]}.parquet"
 
 
 @dataclass(frozen=True)
@@ -68,12 +46,6 @@ class Divergence:
     margin: float  # nat
     rank: int
     answer: str
-
-
-def run_of(path: str | Path) -> Run:
-    """The run that a verdict file belongs to."""
-    path = Path(path).resolve()
-    return Run(path.parent.parent, path.stem)
 
 
 def explain(path: str | Path, console: Console, brief: bool = False, items: int = 5) -> None:
@@ -116,6 +88,8 @@ def _headline(verdict: Verdict, path: str | Path) -> Panel:
     caveats = dict.fromkeys((item.code, item.detail) for item in verdict.caveats)  # several gates may share one
     lines += [Text(f"caveat {code}: {detail}", style="yellow") for code, detail in caveats]
     lines.append(Text(f"verdict file: {path}", style="dim"))
+    if (report := run_of(path).current_report()) is not None:
+        lines.append(Text(f"report: {report}", style="dim"))
     info = verdict.config
     facts = [part for part in (info.model, info.arm, info.dtype, info.tier) if part]
     return Panel(Group(*lines), title=Text(" · ".join([info.name, *facts])), title_align="left")
@@ -202,7 +176,7 @@ def worst_divergences(verdict: Verdict, run: Run, count: int) -> Iterator[Diverg
     margins = scores.filter(pc.and_(pc.equal(scores["metric"], "margin_max"), pc.greater(scores["value"], 0)))
     rows = [row for row in margins.to_pylist() if row["arm"].startswith(SERVED)]
     rows.sort(key=lambda row: (-row["value"], row["item_id"], row["arm"]))
-    plan = store.read_provenance(run.served(rows[0]["arm"], "outputs"))["options"] if rows else {}
+    plan = run.plan(rows[0]["arm"]) if rows else {}
     seen: set[str] = set()
     for row in rows:
         if row["item_id"] in seen or len(seen) == count:
@@ -212,10 +186,9 @@ def worst_divergences(verdict: Verdict, run: Run, count: int) -> Iterator[Diverg
 
 
 def _read_divergence(run: Run, plan: dict[str, Any], item_id: str, arm: str, pos: int) -> Divergence:
-    tokens = _select(run.served(arm, "judged"), "tokens", item_id, arm)
-    response = _select(run.served(arm, "outputs"), "responses", item_id, arm)[0]
-    root = run.results.parent
-    tokenizer = _tokenizer(root / plan["reference"]["directory"] / "tokenizer.json")
+    tokens = token_rows([run.served(arm, "judged")], {item_id: arm})[item_id]
+    response = response_rows([run.served(arm, "outputs")], {item_id: arm})[item_id]
+    tokenizer = run.tokenizer(plan)
     ids = [row["token_id"] for row in tokens]
     at = tokens[pos]
 
@@ -225,7 +198,7 @@ def _read_divergence(run: Run, plan: dict[str, Any], item_id: str, arm: str, pos
     return Divergence(
         item_id=item_id,
         arm=arm,
-        prompt=_prompt(root, plan["sets"], item_id),
+        prompt=next(prompt_text(row["request"]) for row in run.items(plan) if row["item_id"] == item_id),
         pos=pos,
         before=decode(ids[max(0, pos - CONTEXT) : pos]),
         served=decode([at["token_id"]]),
@@ -234,29 +207,6 @@ def _read_divergence(run: Run, plan: dict[str, Any], item_id: str, arm: str, pos
         rank=at["judge_rank"],
         answer=response["text"] or "",
     )
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise StoreError(f"{path} is not here; fetch the reference's weights to see text")
-    return Tokenizer.from_file(str(path))
-
-
-def _select(path: Path, name: str, item_id: str, arm: str) -> list[dict[str, Any]]:
-    table = store.read_table(path, name)
-    rows: list[dict[str, Any]] = table.filter(
-        pc.and_(pc.equal(table["item_id"], item_id), pc.equal(table["arm"], arm))
-    ).to_pylist()
-    return rows
-
-
-def _prompt(root: Path, sets: list[str], item_id: str) -> str:
-    for name in sets:
-        for row in load_set(root / "samplesets" / f"{name}.parquet"):
-            if row["item_id"] == item_id:
-                request = json.loads(row["request"])
-                return str(request.get("prompt") or request["messages"][-1]["content"])
-    return "unknown"
 
 
 def _divergence(item: Divergence) -> Panel:

@@ -10,10 +10,10 @@ from typing import Any
 
 from assay import store
 from assay.config import FAULT_SEPARATOR, Fault, lookup
-from assay.explain import run_of
 from assay.gate import read_verdict
 from assay.metrics.text import check_logprobs_close, rouge_l
 from assay.records import JUDGE, ResponseStatus, Status
+from assay.run import run_of
 from assay.verdicts.model import Verdict
 
 _COLUMNS = ["item_id", "arm", "status", "text", "token_ids", "top_token_ids"]

@@ -10,10 +10,10 @@ from typing import Any
 import assay
 from assay import store
 from assay.config import parse
-from assay.explain import run_of
 from assay.gate import read_verdict
 from assay.provenance import VERSION, git_state, provenance
 from assay.records import JUDGE, ResponseStatus, served_arm
+from assay.run import run_of
 from assay.samples.lock import load_set
 from assay.verdicts.decide import RunFacts, judge_run, unsupported_verdict
 from assay.verdicts.model import ConfigInfo, Determinism, Instance, Tool, Verdict
