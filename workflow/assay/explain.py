@@ -118,14 +118,10 @@ def _number(value: float | None, unit: str) -> str:
 
 
 def _controls(verdict: Verdict) -> Text:
-    controls = verdict.controls
-    planted = [item for item in controls.positive if item.got != "not_applicable"]
-    caught = [item for item in planted if item.got == Status.FAIL]
-    left_out = [item for item in controls.negative if item.got != "not_applicable"]
-    alarms = [item for item in left_out if item.got == Status.FAIL]
+    tally = verdict.controls.tally()
     return Text(
-        f"Controls: {len(caught)} of {len(planted)} planted faults caught, "
-        f"{len(alarms)} of {len(left_out)} false alarms on left-out floor arms"
+        f"Controls: {tally.caught} of {tally.planted} planted faults caught, "
+        f"{tally.alarms} of {tally.harmless} false alarms on left-out floor arms"
     )
 
 

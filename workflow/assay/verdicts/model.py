@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
@@ -220,6 +220,21 @@ class Controls(Strict):
         description="One-sided KS of the negative controls' p-values against U(0, 1), from 20 on; p-values of one arm "
         "depend on one another, so this is reported and decides nothing",
     )
+
+    def tally(self) -> ControlTally:
+        """The controls that applied, counted."""
+        planted = [item.got for item in self.positive if item.got != "not_applicable"]
+        harmless = [item.got for item in self.negative if item.got != "not_applicable"]
+        return ControlTally(len(planted), planted.count(Status.FAIL), len(harmless), harmless.count(Status.FAIL))
+
+
+class ControlTally(NamedTuple):
+    """How the controls of a run came out."""
+
+    planted: int
+    caught: int
+    harmless: int
+    alarms: int
 
 
 class Determinism(Strict):

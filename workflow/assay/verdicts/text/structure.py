@@ -37,19 +37,7 @@ def structure_gate(trial: TextTrial) -> Draft:
     divergence (a margin above 0 and up to tau_hard).
     """
     table, arm = trial.table, trial.arm
-    answered = ~trial.failed(arm)
-    broken = {
-        PROMPT: table.values(arm, "prompt_equal") == 0,
-        "not exactly one BOS": table.values(arm, "bos_ok") == 0,
-        "token ids outside the vocabulary": table.values(arm, "ids_ok") == 0,
-        "tokens after the end of sequence": table.values(arm, "tokens_after_eos") > 0,
-        "finish reason does not fit the length": table.values(arm, "finish_ok") == 0,
-        "the text is not that of the tokens": table.values(arm, "text_ok") == 0,
-        "the usage count is not that of the tokens": table.values(arm, "usage_ok") == 0,
-        "non-finite score": nonfinite(table, arm),
-        "length differs without a near tie": _length_outliers(trial),
-    }
-    broken = {name: mask & (answered | (name == PROMPT)) for name, mask in broken.items()}
+    answered, broken = ~trial.failed(arm), breaches(trial)
     bad = np.logical_or.reduce(list(broken.values()))
     found = [f"{name} ({int(mask.sum())})" for name, mask in broken.items() if mask.any()]
     unchecked = int((answered & np.isnan(table.values(arm, "prompt_equal"))).sum())
@@ -74,6 +62,24 @@ def structure_gate(trial: TextTrial) -> Draft:
             detail="; ".join(found) if found else f"{int(answered.sum())} items keep prompt, end and length",
         ),
     )
+
+
+def breaches(trial: TextTrial) -> dict[str, Mask]:
+    """What an answer can break of the contract (see `structure_gate`) -> the items that do."""
+    table, arm = trial.table, trial.arm
+    answered = ~trial.failed(arm)
+    broken = {
+        PROMPT: table.values(arm, "prompt_equal") == 0,
+        "not exactly one BOS": table.values(arm, "bos_ok") == 0,
+        "token ids outside the vocabulary": table.values(arm, "ids_ok") == 0,
+        "tokens after the end of sequence": table.values(arm, "tokens_after_eos") > 0,
+        "finish reason does not fit the length": table.values(arm, "finish_ok") == 0,
+        "the text is not that of the tokens": table.values(arm, "text_ok") == 0,
+        "the usage count is not that of the tokens": table.values(arm, "usage_ok") == 0,
+        "non-finite score": nonfinite(table, arm),
+        "length differs without a near tie": _length_outliers(trial),
+    }
+    return {name: mask & (answered | (name == PROMPT)) for name, mask in broken.items()}
 
 
 def _length_outliers(trial: TextTrial) -> Mask:

@@ -1,0 +1,174 @@
+"""A verdict as one self-contained HTML page: what was decided, why, and the items behind it, worst first."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from assay import store
+from assay.gate import read_verdict
+from assay.records import Status
+from assay.report import text
+from assay.report.items import WORST_FIRST, About, Case, Modality, sort_items
+from assay.report.plots import Series, Strip, number, strip
+from assay.report.words import CAVEATS, COMMON_WORDS, LABELS, MEANING, SIGNS, pass_label
+from assay.run import Run, run_of
+from assay.verdicts.model import Gate, Verdict
+from assay.verdicts.scoretable import floor_values, planned_items
+from assay.verdicts.suites import suite_of
+from assay.verdicts.verify import read_scores
+
+MODALITIES: dict[str, Modality] = {"text": text.MODALITY}
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write_report(verdict_path: Path, report_path: Path) -> None:
+    """Write the page on a verdict, which reads what else it shows from the files of the same run."""
+    verdict = read_verdict(verdict_path)
+    store.write_text(report_path, render(verdict, run_of(verdict_path)))
+
+
+def render(verdict: Verdict, run: Run) -> str:
+    """The page. Of an unsupported config there is the verdict alone."""
+    case = read_case(verdict, run)
+    modality = MODALITIES[str(verdict.config.modality)] if case else None
+    items = sort_items(modality.items(case)) if modality and case else []
+    style, script = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    page = _environment().get_template("page.html")
+    return page.render(
+        verdict=verdict,
+        modality=modality,
+        facts=_facts(verdict),
+        caveats=_caveats(verdict),
+        arms=[arm for instance in verdict.instances for arm in instance.arms],
+        gates=_gates(verdict, case, modality) if modality and case else [],
+        statuses=sorted({gate.status for gate in verdict.gates}, key=list(Status).index),
+        words={**COMMON_WORDS, **modality.words} if modality else {},
+        tally=verdict.controls.tally(),
+        items=items,
+        kinds=sorted({item.kind for item in items}),
+        standings=sorted({item.worst.standing for item in items}, key=WORST_FIRST.index),
+        style=style,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def read_case(verdict: Verdict, run: Run) -> Case | None:
+    """The scores that a verdict was decided on; None where nothing was measured."""
+    if verdict.options is None or verdict.reference is None:
+        return None
+    missing = [entry.item_id for entry in verdict.coverage.missing]
+    table = read_scores(run.scores, planned_items(store.iter_tables(run.scores, "scores", ["item_id"]), missing))
+    values = floor_values(store.iter_tables(run.floor, "floor"))
+    dtype: Any = verdict.config.dtype
+    suite = suite_of(verdict.config.modality)
+    floor = suite.cut_floor(table, values, verdict.reference.floor_arms, dtype, verdict.options)
+    arms = [arm for instance in verdict.instances for arm in instance.arms]
+    trials = {arm: suite.trial(table, arm, floor, verdict.options, dtype) for arm in arms}
+    return Case(verdict, run, run.plan(arms[0]), table, floor, trials)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,  # a prompt may hold anything
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "percent": percent, "pass_label": pass_label, "visible": visible}
+    environment.globals |= {"LABELS": LABELS, "MEANING": MEANING, "SIGNS": SIGNS}
+    return environment
+
+
+def percent(share: float | None) -> str:
+    """A share as per cent; "unknown" where there is none."""
+    if share is None:
+        return "unknown"
+    digits = 0 if share in (0, 1) else 1 if share >= 0.001 else 3
+    return f"{100 * share:.{digits}f} %"
+
+
+def visible(token: str) -> str:
+    """A token with its white space drawn."""
+    return token.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+
+
+def _caveats(verdict: Verdict) -> list[tuple[str, str, list[str]]]:
+    """Code, what it means, and what was found, each once."""
+    found: dict[str, dict[str, None]] = {}
+    for caveat in verdict.caveats:
+        found.setdefault(caveat.code, {})[caveat.detail] = None
+    return [(code, CAVEATS[code], [one for one in details if one != CAVEATS[code]]) for code, details in found.items()]
+
+
+@dataclass(frozen=True)
+class GateView:
+    """A gate with what each pass showed."""
+
+    id: str
+    about: About
+    status: Status  # the worst
+    passes: tuple[Gate, ...]
+    plot: Strip | None
+
+    @property
+    def statement(self) -> Gate:
+        """The pass that speaks for the gate: the first of the worst ones."""
+        return next(gate for gate in self.passes if gate.status is self.status)
+
+
+def _gates(verdict: Verdict, case: Case, modality: Modality) -> list[GateView]:
+    """Every gate once, as the verdict lists them, the worst first."""
+    order = list(Status)
+    passes: dict[str, list[Gate]] = {}
+    for gate in verdict.gates:
+        passes.setdefault(gate.id, []).append(gate)
+    views = []
+    for name, gates in passes.items():
+        about = modality.gates[name]
+        status = min((gate.status for gate in gates), key=order.index)
+        views.append(GateView(name, about, status, tuple(gates), _plot(gates, about, case)))
+    return sorted(views, key=lambda view: order.index(view.status))
+
+
+def _plot(gates: list[Gate], about: About, case: Case) -> Strip | None:
+    """The floor's scores of single items, and those of each pass below."""
+    shown = [gate for gate in gates if gate.floor is not None]
+    if not shown or not about.axis:
+        return None
+    metric = shown[0].metric
+    arms = case.floor.effective
+    floor = np.concatenate([np.empty(0), *(case.table.values(arm, metric) for arm in arms)])
+    series = [Series(f"the reference's harmless changes ({len(arms)} ways)", floor, served=False)]
+    for gate in shown:
+        series.append(
+            Series(
+                label=pass_label(gate.arm),
+                values=case.trials[gate.arm].scores(gate.arm, metric),
+                served=True,
+                value=gate.value if about.limits != "item" else None,
+                limit=gate.threshold.value if gate.threshold and about.limits else None,
+            )
+        )
+    return strip(series, about.axis)
+
+
+def _facts(verdict: Verdict) -> dict[str, str]:
+    """What was judged, as a list of facts."""
+    info = verdict.config
+    named = {
+        "model": info.model,
+        "engine": info.arm,
+        "precision": info.dtype,
+        "prompts": f"{verdict.samples.planned} ({info.tier})" if info.tier else None,
+        "planted fault": info.fault,
+    }
+    return {name: value for name, value in named.items() if value}
