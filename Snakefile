@@ -22,6 +22,7 @@ include: "workflow/rules/reference.smk"
 include: "workflow/rules/judge.smk"
 include: "workflow/rules/score.smk"
 include: "workflow/rules/verdict.smk"
+include: "workflow/rules/report.smk"
 include: "workflow/rules/fault_matrix.smk"
 
 

@@ -209,6 +209,28 @@ def verdict_inputs(wildcards):
     }
 
 
+def report_inputs(wildcards):
+    """What the page on a verdict shows beside it: of an unsupported config nothing."""
+    if plan(wildcards)["unsupported"]:
+        return {}
+    return {
+        "scores": f"results/scores/{wildcards.config}.parquet",
+        "floor": f"results/floors/{wildcards.config}.parquet",
+        "responses": instance_files("results/outputs", ".parquet")(wildcards),
+        "tokens": instance_files("results/judged", ".parquet")(wildcards),
+        "reference_responses": reference_files("results/reference")(wildcards),
+        "reference_tokens": reference_files("results/judged/reference")(wildcards),
+        "sets": sets_of(wildcards),
+        "model": judge_manifest(wildcards),
+    }
+
+
+def report_templates():
+    """What a page is made from beside code."""
+    folder = "workflow/assay/report/templates"
+    return expand(f"{folder}/{{file}}", file=sorted(glob_wildcards(f"{folder}/{{file}}").file))
+
+
 def matrix_faults(wildcards):
     """Faults and benign changes that can show on a config's sample sets."""
     resolved = for_people(CONFIG.resolve, wildcards.config)

@@ -2,6 +2,7 @@
 "use strict";
 (() => {
   const list = document.getElementById("list");
+  const form = document.getElementById("filter");
   const openFromLink = () => {
     let target = null;
     try {
@@ -12,7 +13,7 @@
     if (!(target instanceof HTMLDetailsElement)) return;
     target.open = true;
     if (target.hidden) {
-      document.getElementById("filter").reset();
+      form.reset();
       filter();
     }
     target.scrollIntoView();
@@ -46,8 +47,8 @@
   const openAll = (open) => {
     for (const { element } of items) if (!open || !element.hidden) element.open = open;
   };
-  for (const control of [find, kind, standing]) control.addEventListener("input", filter);
-  document.getElementById("filter").addEventListener("submit", (event) => event.preventDefault());
+  for (const event of ["input", "change"]) form.addEventListener(event, filter);
+  form.addEventListener("submit", (event) => event.preventDefault());
   document.getElementById("open").addEventListener("click", () => openAll(true));
   document.getElementById("close").addEventListener("click", () => openAll(false));
   filter(); // a browser may have kept what was typed

@@ -1,0 +1,194 @@
+"""A small finished run on disk, made by the real stages from token ids and margins: what reports are tested on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sets import item, write_locked_set
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from assay import store
+from assay.config import TextGates
+from assay.records import JUDGE
+from assay.run import Run
+from assay.score import read_items, score
+from assay.verdicts.decide import RunFacts, judge_run
+from assay.verdicts.model import Cleanup, ConfigInfo, Instance, Startup, Tool, Verdict
+from assay.verdicts.scoretable import floor_margins
+from assay.verdicts.verify import read_scores
+
+BOS, EOS = 0, 1
+WORDS = ["<s>", "</s>", "red", "green", "blue", "cyan", "<b>bold</b>", "pink"]
+IDEAL = [2, 3, 4, EOS]  # what the reference answers to everything
+SERVED = "served_0_load"
+FLOOR = {"float32-batch": 1e-6, "float32-attention": 2e-6}  # arm -> its logprob error [nat]
+HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is served for one item: token ids, and how far each trails the judge's choice [nat]."""
+
+    ids: tuple[int, ...] = tuple(IDEAL)
+    margins: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    error: str | None = None  # why there is no answer
+
+
+RIGHT = Answer()
+WRONG = Answer((2, 5, 6, EOS), (0.0, 3.0, 0.25, 0.0))
+CLOSE = Answer((2, 5, 4, EOS), (0.0, 0.00005, 0.0, 0.0))  # below the resolution of float32, 0.0001 nat
+LOST = Answer(error="HTTP 500")
+
+
+def write_run(folder: Path, answers: dict[str, Answer], requests: dict[str, dict[str, Any]] | None = None) -> Run:
+    """A run of one pass over items `answers`, whose prompt is the item's name unless `requests` has another."""
+    run = Run(folder / "results", "toy")
+    rows = [_item(key, (requests or {}).get(key, {"prompt": key})) for key in answers]
+    set_path = folder / "samplesets/set.parquet"
+    set_path.parent.mkdir(parents=True)
+    write_locked_set(set_path, rows)
+    tokenizer = _tokenizer(folder / "resources/model/tokenizer.json")
+    plan = {
+        "config": run.config,
+        "modality": "text",
+        "instances": [[{"name": "load", "concurrency": 16}]],
+        "client": {"logprobs": True},
+        "sets": ["set"],
+        "reference": {"arms": [JUDGE, *FLOOR], "model": "model", "directory": "resources/model"},
+    }
+    served = _arm(run.served(SERVED, "outputs"), run.served(SERVED, "judged"), SERVED, answers, tokenizer, plan)
+    reference = {"eos_ids": [EOS], "bos_id": BOS}
+    ideal = dict.fromkeys(answers, RIGHT)
+    pairs = [
+        _arm(
+            run.results / f"reference/model/set/{arm}.parquet",
+            run.results / f"judged/reference/model/set/{arm}.parquet",
+            arm,
+            ideal,
+            tokenizer,
+            reference,
+            FLOOR.get(arm, 0.0),
+        )
+        for arm in (JUDGE, *FLOOR)
+    ]
+    options = TextGates(permutations=1999)
+    score([set_path], [served], pairs, folder / "resources/model/tokenizer.json", options.model_dump(mode="json"),
+          run.scores, run.floor)  # fmt: skip
+    write_verdict(run, _decide(run, sorted(read_items([set_path])), answers, options))
+    return run
+
+
+def write_verdict(run: Run, verdict: Verdict) -> None:
+    store.write_json(run.verdict, verdict.model_dump(mode="json"))
+
+
+def _decide(run: Run, items: list[str], answers: dict[str, Answer], options: TextGates) -> Verdict:
+    facts = RunFacts(
+        config=ConfigInfo(name=run.config, family="toys", arm="toy-engine", modality="text", model="Toy",
+                          dtype="float32", tier="smoke"),
+        dtype="float32",
+        instances=(
+            Instance(
+                instance=0,
+                arms=[SERVED],
+                startup=Startup(ready=True, seconds=2.5),
+                cleanup=Cleanup(stopped_by="SIGINT", clean=True, port_free=True),
+                identity={"start": {"version": "1.2.3", "argv": ["toy-engine", HOSTILE]}, "end": None},
+            ),
+        ),
+        floor_arms=tuple(FLOOR),
+        controls=(),
+        options=options,
+        failures={(SERVED, key): answer.error for key, answer in answers.items() if answer.error},
+    )  # fmt: skip
+    margins = floor_margins(store.iter_tables(run.floor, "floor"))
+    return judge_run(read_scores(run.scores, items), margins, facts, Tool(version="0"), {"rule": "verdict"})
+
+
+def _item(key: str, request: dict[str, Any]) -> dict[str, Any]:
+    kind = "completion" if "prompt" in request else "chat"
+    return item(key, {"max_tokens": 4, "temperature": 0, **request}, kind=kind)
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    path.parent.mkdir(parents=True)
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def _arm(
+    responses: Path,
+    judged: Path,
+    arm: str,
+    answers: dict[str, Answer],
+    tokenizer: Tokenizer,
+    options: dict[str, Any],
+    error: float = 0.0,
+) -> tuple[Path, Path]:
+    rows = {
+        "responses": [_response(key, arm, answer, tokenizer) for key, answer in answers.items()],
+        "tokens": [
+            row for key, answer in answers.items() if not answer.error for row in _tokens(key, arm, answer, error)
+        ],
+    }
+    for (name, part), path in zip(rows.items(), (responses, judged), strict=True):
+        store.write_table(path, name, store.table_from_rows(name, part), {"options": options})
+    return responses, judged
+
+
+def _response(key: str, arm: str, answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+    base = {"item_id": key, "set_id": "set", "arm": arm, "attempts": 1}
+    if answer.error:
+        return {**base, "status": "http_error", "evidence": "none", "error": answer.error}
+    ids = list(answer.ids)
+    return {
+        **base,
+        "status": "ok",
+        "finish_reason": "stop",
+        "evidence": "E0",
+        "prompt_tokens": 3,
+        "output_tokens": len(ids),
+        "text": tokenizer.decode(ids),
+        "prompt_token_ids": [BOS, 2, 3],
+        "token_ids": ids,
+    }
+
+
+def _tokens(key: str, arm: str, answer: Answer, error: float) -> list[dict[str, Any]]:
+    """Judged tokens: the judge's choice has the logprob -0.1, the served token trails by its margin."""
+    rows = []
+    for pos, (token, margin) in enumerate(zip(answer.ids, answer.margins, strict=True)):
+        best = IDEAL[pos] if margin else token
+        others = [other for other in range(2, len(WORDS)) if other not in (best, token)]
+        top = [best, *([token] if margin else []), *others]
+        logprobs = [-0.1, *([-0.1 - margin] if margin else []), *(-5.0 - k for k in range(len(others)))]
+        rows.append(
+            {
+                "item_id": key,
+                "set_id": "set",
+                "arm": arm,
+                "path": "ids",
+                "pos": pos,
+                "token_id": token,
+                "is_special": token == EOS,
+                "lp_served": np.float32(-0.1 - margin + error),
+                "lp_judge": np.float32(-0.1 - margin),
+                "lp_judge_max": np.float32(-0.1),
+                "judge_rank": 2 if margin else 1,
+                "entropy": 0.5,
+                "variance": 0.25,
+                "lp_asked": np.float32(-0.1 - margin),
+                "in_support": True,
+                "judge_top_ids": top[:5],
+                "judge_top_lp": logprobs[:5],
+                "served_top_lp": [-0.1 + error, -2.1],
+                "served_top_lp_judge": [-0.1, -2.1],
+            }
+        )
+    return rows
