@@ -18,6 +18,7 @@ from assay.cli import app
 from assay.engines.plan import serve_plan
 from assay.errors import ConfigError
 from assay.records import EXIT_CODES
+from assay.report.words import CAVEATS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
@@ -35,8 +36,9 @@ def drawn(readme: str) -> Edges:
 
 
 def rule_graph() -> Edges:
-    """Edges between the rules that `snakemake gate` runs, which are all but `all`."""
-    command = [sys.executable, "-m", "snakemake", "--rulegraph", "mermaid-js", "gate"]
+    """Edges between the rules that make every verdict, and a report."""
+    targets = ["gate", "results/reports/smollm2_135m.html"]
+    command = [sys.executable, "-m", "snakemake", "--rulegraph", "mermaid-js", *targets]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     names = dict(re.findall(r"(id\d+)\[(\w+)\]", done))
     return {(names[a], names[b]) for a, b in re.findall(r"(id\d+) --> (id\d+)", done)}
@@ -113,16 +115,20 @@ def emitted() -> set[str]:
     return set().union(*(codes_in(path.read_text()) for path in (ROOT / "workflow/assay").rglob("*.py")))
 
 
-def explained(readme: str) -> set[str]:
-    return {row[0].strip("`") for row in table_after("### Caveats", readme)}
+def explained(readme: str) -> dict[str, str]:
+    return {row[0].strip("`"): row[1] for row in table_after("### Caveats", readme)}
 
 
 def test_every_caveat_that_can_be_emitted_is_explained_and_no_other():
-    assert explained(README) == emitted() == set(get_args(config.CaveatCode))
+    assert explained(README).keys() == emitted() == set(get_args(config.CaveatCode))
+
+
+def test_reports_explain_caveats_as_the_readme_does():
+    assert explained(README) == CAVEATS
 
 
 def test_a_caveat_in_one_place_only_is_found():
-    assert explained(re.sub(r"\| `killed`.*\n", "", README)) != emitted()
+    assert explained(re.sub(r"\| `killed`.*\n", "", README)).keys() != emitted()
     assert codes_in('f(caveat("new_one", "G-x", why))\nCaveat(code="another", detail="")') == {"new_one", "another"}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from assay import store
 from assay.gate import read_verdict
@@ -83,7 +85,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "percent": percent, "pass_label": pass_label, "visible": visible}
+    environment.filters |= {
+        "number": number,
+        "percent": percent,
+        "pass_label": pass_label,
+        "visible": visible,
+        "drawn": drawn,
+        "with_code": with_code,
+    }
     environment.globals |= {"LABELS": LABELS, "MEANING": MEANING, "SIGNS": SIGNS}
     return environment
 
@@ -99,6 +108,16 @@ def percent(share: float | None) -> str:
 def visible(token: str) -> str:
     """A token with its white space drawn."""
     return token.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+
+
+def drawn(token: str) -> str:
+    """A token in its text: line breaks drawn, and white space that is the whole of it."""
+    return visible(token) if token.isspace() else token.replace("\n", "↵\n")
+
+
+def with_code(text: str) -> Markup:
+    """Text with what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _caveats(verdict: Verdict) -> list[tuple[str, str, list[str]]]:
