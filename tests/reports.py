@@ -14,10 +14,10 @@ from assay import store
 from assay.config import TextGates
 from assay.records import JUDGE
 from assay.run import Run
-from assay.score import read_items, score
+from assay.score import score
 from assay.verdicts.decide import RunFacts, judge_run
 from assay.verdicts.model import Cleanup, ConfigInfo, Instance, Startup, Tool, Verdict
-from assay.verdicts.scoretable import floor_margins
+from assay.verdicts.scoretable import floor_values
 from assay.verdicts.verify import read_scores
 
 BOS, EOS = 0, 1
@@ -75,9 +75,9 @@ def write_run(folder: Path, answers: dict[str, Answer], requests: dict[str, dict
         for arm in (JUDGE, *FLOOR)
     ]
     options = TextGates(permutations=1999)
-    score([set_path], [served], pairs, folder / "resources/model/tokenizer.json", options.model_dump(mode="json"),
+    score([set_path], [served], pairs, folder / "resources/model", options.model_dump(mode="json"),
           run.scores, run.floor)  # fmt: skip
-    write_verdict(run, _decide(run, sorted(read_items([set_path])), answers, options))
+    write_verdict(run, _decide(run, sorted(answers), answers, options))
     return run
 
 
@@ -104,8 +104,8 @@ def _decide(run: Run, items: list[str], answers: dict[str, Answer], options: Tex
         options=options,
         failures={(SERVED, key): answer.error for key, answer in answers.items() if answer.error},
     )  # fmt: skip
-    margins = floor_margins(store.iter_tables(run.floor, "floor"))
-    return judge_run(read_scores(run.scores, items), margins, facts, Tool(version="0"), {"rule": "verdict"})
+    values = floor_values(store.iter_tables(run.floor, "floor"))
+    return judge_run(read_scores(run.scores, items), values, facts, Tool(version="0"), {"rule": "verdict"})
 
 
 def _item(key: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from assay.records import Status
 from assay.report.items import Standing
 from assay.report.page import MODALITIES, drawn, percent, read_case, render, visible, with_code, write_report
 from assay.report.text import Passage, passage, text_items
-from assay.verdicts.gates import GATES
 from assay.verdicts.model import Caveat, ConfigInfo, Coverage, Samples, Tool, Verdict
+from assay.verdicts.suites import SUITES
 
 ANSWERS = {"right": RIGHT, "wrong": WRONG, "close": CLOSE, "lost": LOST, "hostile": RIGHT}
 CHAT = {"messages": [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "which colour?"}]}
@@ -228,8 +228,9 @@ def test_a_caveat_is_explained_once_with_all_that_was_found(tmp_path):
     assert text.count("server 0server 1") == 1
 
 
-def test_every_gate_is_explained():
-    assert MODALITIES["text"].gates.keys() == GATES.keys()
+def test_every_gate_of_every_modality_is_explained():
+    explained = {name: set(modality.gates) for name, modality in MODALITIES.items()}
+    assert explained == {name: set(suite.checks) for name, suite in SUITES.items()}
 
 
 def test_shares_are_told_and_an_unknown_one_is_not_zero():

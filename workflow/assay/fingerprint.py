@@ -16,7 +16,13 @@ _PACKAGE = Path(__file__).parent
 _ROOT = _PACKAGE.parent
 
 MODALITIES = ("text", "asr", "tts")
-PICKED = ("references", "judging", "scoring", "verdicts")  # packages where each modality has a module of its name
+PICKED = (
+    "references",
+    "judging",
+    "scoring",
+    "verdicts",
+    "report",
+)  # packages where each modality has a module of its name
 
 
 def fingerprint(script: str | Path, modality: str | None = None) -> str:

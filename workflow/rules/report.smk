@@ -13,6 +13,6 @@ rule report:
         mem_mb=2000,
         runtime=30,
     params:
-        code=code("report"),
+        code=picked_code("report"),
     script:
         "../scripts/report.py"
