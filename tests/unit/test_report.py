@@ -10,7 +10,8 @@ from assay.gate import read_verdict
 from assay.records import Status
 from assay.report.items import Standing
 from assay.report.page import MODALITIES, drawn, percent, read_case, render, visible, with_code, write_report
-from assay.report.text import Passage, passage, text_items
+from assay.report.text import text_items
+from assay.report.tokens import Passage, passage
 from assay.verdicts.model import Caveat, ConfigInfo, Coverage, Samples, Tool, Verdict
 from assay.verdicts.suites import SUITES
 
@@ -73,14 +74,14 @@ def test_every_planned_item_is_there_and_stands_as_it_was_judged(items):
 
 
 def test_the_first_divergence_is_marked_in_both_answers(items):
-    view = items["wrong"].view
+    view = items["wrong"].view.answers
     assert (view.served.before, view.served.token.strip()) == ("red", "cyan")
     assert (view.reference.before, view.reference.token.strip()) == ("red", "green")
-    assert items["right"].view.served == items["right"].view.reference == Passage("red green blue </s>")
+    assert items["right"].view.answers.served == items["right"].view.answers.reference == Passage("red green blue </s>")
 
 
 def test_each_diverging_token_has_its_margin_and_what_the_reference_prefers(items):
-    first, second = items["wrong"].view.tokens
+    first, second = items["wrong"].view.answers.tokens
     assert (first.pos, first.text, first.preferred, first.rank, first.over) == (1, "cyan", "green", 2, True)
     assert first.margin == pytest.approx(3.0, abs=1e-6)
     assert [(one.text, one.served) for one in first.alternatives[:3]] == [
@@ -90,13 +91,13 @@ def test_each_diverging_token_has_its_margin_and_what_the_reference_prefers(item
     ]
     assert first.alternatives[0].probability == pytest.approx(0.904837, abs=1e-6)  # exp(-0.1)
     assert (second.pos, second.margin) == (2, pytest.approx(0.25, abs=1e-6))
-    assert not items["close"].view.tokens[0].over
+    assert not items["close"].view.answers.tokens[0].over
 
 
 def test_an_item_without_an_answer_says_why_and_still_shows_the_reference(items):
     item = items["lost"]
     assert item.worst.notes[0] == "HTTP 500" and item.worst.score is None
-    assert item.view.served is None and item.view.reference.before == "red green blue </s>"
+    assert item.view.answers.served is None and item.view.answers.reference.before == "red green blue </s>"
 
 
 def test_only_so_many_tokens_are_shown_and_the_others_are_counted(tmp_path):
@@ -109,7 +110,7 @@ def test_only_so_many_tokens_are_shown_and_the_others_are_counted(tmp_path):
         patch.setattr(reports, "IDEAL", ideal)
         run = write_run(tmp_path, {"long": Answer(ids, margins)})
     (item,) = text_items(read_case(read_verdict(run.verdict), run))
-    assert [token.pos for token in item.view.tokens] == list(range(13, 21)) and item.view.unshown == 12
+    assert [token.pos for token in item.view.answers.tokens] == list(range(13, 21)) and item.view.answers.unshown == 12
 
 
 def test_a_character_of_several_tokens_is_marked_whole():

@@ -3,60 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
-from assay.metrics.text import first_divergence
 from assay.records import JUDGE
 from assay.report.items import About, Case, Item, Modality, Pass, Standing, worst_of
-from assay.run import Row, prompt_text, response_rows, token_rows
+from assay.report.tokens import Answer, Comparison, compare
+from assay.run import prompt_text, response_rows, token_rows
 from assay.verdicts.text.structure import breaches
 
-CONTEXT = 12  # tokens shown before a diverging one
-SHOWN_TOKENS = 8  # diverging tokens of one item; the page says how many more there are
-ALTERNATIVES = 5
 SUMMARY = 120  # characters of the prompt in the list
-REPLACEMENT = "\ufffd"
-
-Decode = Callable[[Sequence[int]], str]
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A text around the token where two answers part; all of it is `before` where they do not."""
-
-    before: str
-    token: str = ""
-    after: str = ""
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """A token that the reference could have said."""
-
-    text: str
-    probability: float
-    served: bool
-
-
-@dataclass(frozen=True)
-class Token:
-    """A served token that is not the reference's first choice."""
-
-    pos: int
-    before: str
-    text: str
-    preferred: str
-    margin: float  # nat
-    times: float  # how many times less likely than the first choice
-    probability: float
-    rank: int
-    over: bool  # whether the margin is above the limit for a single token
-    alternatives: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True)
@@ -65,10 +24,7 @@ class TextView:
 
     messages: tuple[tuple[str, str], ...]  # role, content
     expected: str | None
-    served: Passage | None
-    reference: Passage | None
-    tokens: tuple[Token, ...]
-    unshown: int  # diverging tokens that are not in `tokens`
+    answers: Comparison
 
 
 def text_items(case: Case) -> list[Item]:
@@ -89,14 +45,15 @@ def text_items(case: Case) -> list[Item]:
             tags=tuple(row["tags"]),
             passes=tuple(passes[key]),
             summary=" ".join(prompt_text(row["request"]).split())[:SUMMARY],
-            view=_view(
-                row,
-                responses.get(key),
-                answers.get(key),
-                tokens.get(key, []),
-                ideal.get(key, []),
-                tokenizer,
-                case.floor.tau_hard,
+            view=TextView(
+                messages=_messages(row["request"]),
+                expected=row["expected"],
+                answers=compare(
+                    Answer(responses.get(key), tokens.get(key, [])),
+                    Answer(answers.get(key), ideal.get(key, [])),
+                    tokenizer,
+                    case.floor.tau_hard,
+                ),
             ),
         )
         for key, row in planned.items()
@@ -136,84 +93,10 @@ def _standing(margin: float, exact: bool, limit: float, broken: bool) -> Standin
     return Standing.SAME if exact and margin == 0 else Standing.CLOSE
 
 
-# --- what is shown of it -----------------------------------------------------------------------------------------
-
-
-def _view(
-    item: Row,
-    response: Row | None,
-    answer: Row | None,
-    tokens: list[Row],
-    ideal: list[Row],
-    tokenizer: Tokenizer,
-    limit: float,
-) -> TextView:
-    """What is shown of an item: `response` and `tokens` of its worst pass, `answer` and `ideal` of the reference."""
-
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    by_text = any(row["path"] == "text" for row in tokens)
-    served, reference = ([row["token_id"] for row in _along(rows, by_text)] for rows in (tokens, ideal))
-    at = first_divergence(served, reference) if served and reference else None
-    wrong = sorted((row for row in tokens if _margin(row) > 0), key=lambda row: (-_margin(row), row["pos"]))
-    shown = sorted(wrong[:SHOWN_TOKENS], key=lambda row: row["pos"])
-    return TextView(
-        messages=_messages(item["request"]),
-        expected=item["expected"],
-        served=passage(served, at, decode) if served else _whole(response),
-        reference=passage(reference, at, decode) if reference else _whole(answer),
-        tokens=tuple(_token(row, served, decode, limit) for row in shown),
-        unshown=len(wrong) - len(shown),
-    )
-
-
 def _messages(request: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     if "prompt" in request:
         return (("prompt", str(request["prompt"])),)
     return tuple((message["role"], str(message["content"])) for message in request["messages"])
-
-
-def _along(rows: list[Row], by_text: bool) -> list[Row]:
-    """Tokens along one path; where nothing was encoded again, the ids as sampled are those of the text."""
-    return [row for row in rows if (row["path"] == "text") == by_text] or rows
-
-
-def _whole(response: Row | None) -> Passage | None:
-    return Passage(response["text"]) if response and response["text"] else None
-
-
-def passage(ids: Sequence[int], at: int | None, decode: Decode) -> Passage:
-    """The text of `ids`, with token `at` apart; a character that this token only begins or ends belongs to it."""
-    text = decode(ids)
-    if at is None:
-        return Passage(text)
-    before = decode(ids[:at]).rstrip(REPLACEMENT)
-    through = decode(ids[: at + 1]).rstrip(REPLACEMENT)
-    if not (text.startswith(before) and text.startswith(through)):
-        return Passage(before, text[len(before) :])
-    return Passage(before, text[len(before) : max(len(before), len(through))], text[max(len(before), len(through)) :])
-
-
-def _margin(row: Row) -> float:
-    return float(row["lp_judge_max"] - row["lp_judge"])
-
-
-def _token(row: Row, ids: Sequence[int], decode: Decode, limit: float) -> Token:
-    margin = _margin(row)
-    top = list(zip(row["judge_top_ids"], row["judge_top_lp"], strict=True))[:ALTERNATIVES]
-    return Token(
-        pos=row["pos"],
-        before=decode(ids[max(0, row["pos"] - CONTEXT) : row["pos"]]),
-        text=decode([row["token_id"]]),
-        preferred=decode([row["judge_top_ids"][0]]),
-        margin=margin,
-        times=math.exp(min(margin, 700.0)),
-        probability=math.exp(row["lp_judge"]),
-        rank=row["judge_rank"],
-        over=margin > limit,
-        alternatives=tuple(Alternative(decode([one]), math.exp(lp), one == row["token_id"]) for one, lp in top),
-    )
 
 
 # --- in plain words ----------------------------------------------------------------------------------------------
