@@ -9,7 +9,17 @@ from reports import CLOSE, HOSTILE, LOST, RIGHT, SERVED, WRONG, Answer, write_ru
 from assay.gate import read_verdict
 from assay.records import Status
 from assay.report.items import Standing
-from assay.report.page import MODALITIES, drawn, percent, read_case, render, visible, with_code, write_report
+from assay.report.page import (
+    COMMON_GATES,
+    MODALITIES,
+    drawn,
+    percent,
+    read_case,
+    render,
+    visible,
+    with_code,
+    write_report,
+)
 from assay.report.text import text_items
 from assay.report.tokens import Passage, passage
 from assay.verdicts.model import Caveat, ConfigInfo, Coverage, Samples, Tool, Verdict
@@ -32,7 +42,7 @@ def page(run):
 
 @pytest.fixture(scope="module")
 def items(run):
-    return {item.item_id: item for item in text_items(read_case(read_verdict(run.verdict), run))}
+    return {item.item_id: item for item in text_items(read_case(read_verdict(run.verdict), run)).items}
 
 
 class Elements(HTMLParser):
@@ -109,7 +119,7 @@ def test_only_so_many_tokens_are_shown_and_the_others_are_counted(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reports, "IDEAL", ideal)
         run = write_run(tmp_path, {"long": Answer(ids, margins)})
-    (item,) = text_items(read_case(read_verdict(run.verdict), run))
+    (item,) = text_items(read_case(read_verdict(run.verdict), run)).items
     assert [token.pos for token in item.view.answers.tokens] == list(range(13, 21)) and item.view.answers.unshown == 12
 
 
@@ -230,7 +240,7 @@ def test_a_caveat_is_explained_once_with_all_that_was_found(tmp_path):
 
 
 def test_every_gate_of_every_modality_is_explained():
-    explained = {name: set(modality.gates) for name, modality in MODALITIES.items()}
+    explained = {name: {*COMMON_GATES, *modality.gates} for name, modality in MODALITIES.items()}
     assert explained == {name: set(suite.checks) for name, suite in SUITES.items()}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from assay.run import Run
 from assay.verdicts.model import Verdict
@@ -63,9 +63,9 @@ def worst_of(passes: Sequence[Pass]) -> Pass:
     return min(passes, key=lambda one: one.order)
 
 
-def sort_items(items: Sequence[Item]) -> list[Item]:
-    """Worst first; equal ones by id."""
-    return sorted(items, key=lambda item: (*item.worst.order, item.item_id))
+def worst_first(passes: Mapping[str, Sequence[Pass]]) -> list[str]:
+    """Items by their worst pass; equal ones by id."""
+    return sorted(passes, key=lambda item: (*worst_of(passes[item]).order, item))
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class About:
 
     title: str
     asks: str  # the question it puts to the server
-    axis: str = ""  # what one score of its metric is, with the unit
-    # What the limit applies to: "item": each score; "value": the gate's value; "": something that is not on the axis.
-    limits: Literal["item", "value", ""] = ""
+    axis: str = ""  # what one score of its metric is, with the unit; without it nothing is drawn
+    draws_value: bool = False  # whether the gate's value is a score of this kind: a mean of them
+    draws_limit: bool = False  # whether the limit is one: for the value, or else for each item
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,14 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """All items, the worst first."""
+
+    items: list[Item]
+    refused_audio: int = 0  # audio that the page had no room for
+
+
+@dataclass(frozen=True)
 class Modality:
     """What a page needs to know of a modality."""
 
@@ -108,4 +116,4 @@ class Modality:
     words: Mapping[str, str]  # what the page's terms mean
     score: str  # what an item's score is, with the unit
     template: str  # shows an item's `view`
-    items: Callable[[Case], list[Item]]
+    items: Callable[[Case], Listing]

@@ -17,7 +17,7 @@ from assay import store
 from assay.gate import read_verdict
 from assay.records import Status
 from assay.report import text
-from assay.report.items import WORST_FIRST, About, Case, Modality, sort_items
+from assay.report.items import WORST_FIRST, About, Case, Listing, Modality
 from assay.report.plots import Series, Strip, number, strip
 from assay.report.words import CAVEATS, COMMON_WORDS, LABELS, MEANING, SIGNS, pass_label
 from assay.run import Run, run_of
@@ -27,6 +27,12 @@ from assay.verdicts.suites import suite_of
 from assay.verdicts.verify import read_scores
 
 MODALITIES: dict[str, Modality] = {"text": text.MODALITY}
+COMMON_GATES = {
+    "G-coverage": About(
+        "Every request is answered",
+        "Did every planned request get an answer that can be scored?",
+    ),
+}
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -40,7 +46,7 @@ def render(verdict: Verdict, run: Run) -> str:
     """The page. Of an unsupported config there is the verdict alone."""
     case = read_case(verdict, run)
     modality = MODALITIES[str(verdict.config.modality)] if case else None
-    items = sort_items(modality.items(case)) if modality and case else []
+    listing = modality.items(case) if modality and case else Listing([])
     style, script = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     page = _environment().get_template("page.html")
     return page.render(
@@ -53,9 +59,10 @@ def render(verdict: Verdict, run: Run) -> str:
         statuses=sorted({gate.status for gate in verdict.gates}, key=list(Status).index),
         words={**COMMON_WORDS, **modality.words} if modality else {},
         tally=verdict.controls.tally(),
-        items=items,
-        kinds=sorted({item.kind for item in items}),
-        standings=sorted({item.worst.standing for item in items}, key=WORST_FIRST.index),
+        items=listing.items,
+        refused_audio=listing.refused_audio,
+        kinds=sorted({item.kind for item in listing.items}),
+        standings=sorted({item.worst.standing for item in listing.items}, key=WORST_FIRST.index),
         style=style,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -152,7 +159,7 @@ def _gates(verdict: Verdict, case: Case, modality: Modality) -> list[GateView]:
         passes.setdefault(gate.id, []).append(gate)
     views = []
     for name, gates in passes.items():
-        about = modality.gates[name]
+        about = {**COMMON_GATES, **modality.gates}[name]
         status = min((gate.status for gate in gates), key=order.index)
         views.append(GateView(name, about, status, tuple(gates), _plot(gates, about, case)))
     return sorted(views, key=lambda view: order.index(view.status))
@@ -173,8 +180,8 @@ def _plot(gates: list[Gate], about: About, case: Case) -> Strip | None:
                 label=pass_label(gate.arm),
                 values=case.trials[gate.arm].scores(gate.arm, metric),
                 served=True,
-                value=gate.value if about.limits != "item" else None,
-                limit=gate.threshold.value if gate.threshold and about.limits else None,
+                value=gate.value if about.draws_value else None,
+                limit=gate.threshold.value if gate.threshold and about.draws_limit else None,
             )
         )
     return strip(series, about.axis)
