@@ -70,8 +70,13 @@ def test_short_audio_is_drawn(count):
 @pytest.mark.parametrize(("hertz", "row"), [(500, ROWS * 15 // 16), (4000, ROWS // 2), (7500, ROWS // 16)])
 def test_a_tone_is_a_dark_line_at_its_height(hertz, row):
     grey = shades(tone(hertz).astype(np.float32), RATE)
-    assert grey.shape == (ROWS, COLUMNS) and grey.min() == 0
+    assert len(grey) == ROWS and grey.min() == 0
     assert abs(int(grey.mean(axis=1).argmin()) - row) <= 1
+
+
+def test_a_picture_is_no_larger_than_it_is_shown():
+    assert shades(tone(440, 60).astype(np.float32), RATE).shape == (ROWS, COLUMNS)
+    assert shades(tone(440, 0.001).astype(np.float32), RATE).shape[1] == 1
 
 
 def test_silence_is_white():

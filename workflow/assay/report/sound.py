@@ -38,14 +38,14 @@ class Player:
     rate: int  # Hz, of the audio itself
     channels: int
     waveform: str  # path of an SVG of COLUMNS x 2, full scale
-    spectrogram: str  # data: URI of a PNG, COLUMNS x ROWS
+    spectrogram: str  # data: URI of a PNG, at most COLUMNS x ROWS
 
 
 @dataclass
 class Room:
     """How many bytes of audio a page still takes. What comes first gets in: ask in the order of the list."""
 
-    left: int = MOST_BYTES
+    left: int = field(default_factory=lambda: MOST_BYTES)
     refused: int = field(default=0, init=False)
 
     def take(self, size: int) -> bool:
@@ -88,7 +88,7 @@ def waveform(samples: Samples) -> str:
 
 
 def shades(samples: Samples, rate: int) -> npt.NDArray[np.uint8]:
-    """The spectrogram as grey values, uint8 [ROWS, COLUMNS]: the loudest black, `RANGE_DB` below it white.
+    """The spectrogram as grey values, uint8 [at most ROWS, at most COLUMNS]: the loudest black, `RANGE_DB` below white.
 
     Low frequencies are below, half the rate is above.
     """
@@ -96,17 +96,14 @@ def shades(samples: Samples, rate: int) -> npt.NDArray[np.uint8]:
     squeezed = _squeeze(_squeeze(power, ROWS).T, COLUMNS).T
     floor = squeezed.max() * 10 ** (-RANGE_DB / 10)
     if floor == 0:
-        return np.full((ROWS, COLUMNS), 255, np.uint8)
+        return np.full(squeezed.shape, 255, np.uint8)
     decibels = 10 * np.log10(np.maximum(squeezed, floor) / squeezed.max())
     return np.round(-decibels / RANGE_DB * 255).astype(np.uint8)
 
 
 def _squeeze(values: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """[n, m] to [size, m]: the largest of each part, or the nearest where there are fewer rows than that."""
-    if len(values) <= size:
-        return values[np.arange(size) * len(values) // size]
-    starts = np.arange(size) * len(values) // size
-    return np.maximum.reduceat(values, starts)
+    """[n, m] to [size, m], if there is more: the largest of each part."""
+    return np.maximum.reduceat(values, np.arange(size) * len(values) // size) if len(values) > size else values
 
 
 def _flac(samples: Samples, rate: int) -> bytes:
