@@ -45,6 +45,15 @@ def test_every_verdict_is_valid_by_the_committed_schema_and_follows_from_its_sco
             assert verify(file) == []
 
 
+def test_a_report_is_made_when_asked_for_and_then_named(workspace):
+    workspace.verdict("smollm2_135m")
+    assert "report:" not in page(workspace, "smollm2_135m")
+    workspace.snakemake("results/reports/smollm2_135m.html")
+    text = (workspace.path / "results/reports/smollm2_135m.html").read_text()
+    assert text.count('<details class="item ') == 40 and "Pass with caveat" in text
+    assert "results/reports/smollm2_135m.html" in page(workspace, "smollm2_135m")
+
+
 def test_the_embedded_engine_passes_on_full_evidence(workspace):
     verdict = workspace.verdict("faults_32")
     assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "faults_32")

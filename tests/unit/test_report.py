@@ -1,13 +1,19 @@
 """The page on a verdict: what stands on it and in which order, for every kind of answer, whatever a prompt holds."""
 
+import io
+import math
+import os
 import re
 from html.parser import HTMLParser
 
 import pytest
 from reports import CLOSE, HOSTILE, LOST, RIGHT, SERVED, WRONG, Answer, write_run, write_verdict
+from rich.console import Console
 
+from assay.explain import explain
 from assay.gate import read_verdict
 from assay.records import Status
+from assay.report import tokens
 from assay.report.items import Standing
 from assay.report.page import (
     COMMON_GATES,
@@ -21,7 +27,7 @@ from assay.report.page import (
     write_report,
 )
 from assay.report.text import text_items
-from assay.report.tokens import Passage, passage
+from assay.report.tokens import Passage, compare, passage
 from assay.verdicts.model import Caveat, ConfigInfo, Coverage, Samples, Tool, Verdict
 from assay.verdicts.suites import SUITES
 
@@ -70,6 +76,14 @@ class Elements(HTMLParser):
         self.words.append(data)
 
 
+class Digits:
+    """A tokenizer in which an id is its own text."""
+
+    @staticmethod
+    def decode(ids, skip_special_tokens):
+        return "".join(map(str, ids))
+
+
 # --- items -------------------------------------------------------------------------------------------------------
 
 
@@ -92,7 +106,7 @@ def test_the_first_divergence_is_marked_in_both_answers(items):
 
 def test_each_diverging_token_has_its_margin_and_what_the_reference_prefers(items):
     first, second = items["wrong"].view.answers.tokens
-    assert (first.pos, first.text, first.preferred, first.rank, first.over) == (1, "cyan", "green", 2, True)
+    assert (first.pos, first.text, first.rank, first.over) == (1, "cyan", 2, True)
     assert first.margin == pytest.approx(3.0, abs=1e-6)
     assert [(one.text, one.served) for one in first.alternatives[:3]] == [
         ("green", False),
@@ -104,21 +118,26 @@ def test_each_diverging_token_has_its_margin_and_what_the_reference_prefers(item
     assert not items["close"].view.answers.tokens[0].over
 
 
+def test_a_served_token_far_down_the_list_is_told_with_its_probability():
+    row = {"token_id": 9, "pos": 0, "lp_judge": -8.0, "lp_judge_max": -0.5, "judge_rank": 83, "path": "ids"}
+    row |= {"judge_top_ids": list(range(8)), "judge_top_lp": [-0.5 - k for k in range(8)]}
+    (token,) = compare(tokens.Answer(None, [row]), tokens.Answer(None, []), Digits(), math.inf).tokens
+    assert [one.text for one in token.alternatives] == ["0", "1", "2", "3", "4", "9"]
+    assert token.alternatives[-1].served and token.alternatives[-1].probability == pytest.approx(math.exp(-8))
+    assert (token.rank, token.margin, token.over) == (83, 7.5, False)
+
+
 def test_an_item_without_an_answer_says_why_and_still_shows_the_reference(items):
     item = items["lost"]
     assert item.worst.notes[0] == "HTTP 500" and item.worst.score is None
     assert item.view.answers.served is None and item.view.answers.reference.before == "red green blue </s>"
 
 
-def test_only_so_many_tokens_are_shown_and_the_others_are_counted(tmp_path):
+def test_only_so_many_tokens_are_shown_and_the_others_are_counted(tmp_path, monkeypatch):
     ids = (2, *[5] * 20, 1)
     margins = (0.0, *[0.1 * k for k in range(1, 21)], 0.0)
-    import reports
-
-    ideal = [2, *[3] * 20, 1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reports, "IDEAL", ideal)
-        run = write_run(tmp_path, {"long": Answer(ids, margins)})
+    monkeypatch.setattr("reports.IDEAL", [2, *[3] * 20, 1])
+    run = write_run(tmp_path, {"long": Answer(ids, margins)})
     (item,) = text_items(read_case(read_verdict(run.verdict), run)).items
     assert [token.pos for token in item.view.answers.tokens] == list(range(13, 21)) and item.view.answers.unshown == 12
 
@@ -140,6 +159,21 @@ def test_a_character_of_several_tokens_is_marked_whole():
 def test_a_report_is_written_where_its_verdict_says(run):
     write_report(run.verdict, run.report)
     assert run.report == run.results / "reports/toy.html" and run.current_report() == run.report
+
+
+def test_a_verdict_names_its_report_and_none_of_a_verdict_before_it(tmp_path):
+    run = write_run(tmp_path, {"right": RIGHT})
+
+    def told():
+        console = Console(width=300, record=True, file=io.StringIO())
+        explain(run.verdict, console, brief=True)
+        return f"report: {run.report}" in console.export_text()
+
+    assert not told()
+    write_report(run.verdict, run.report)
+    assert told()
+    os.utime(run.report, ns=(0, 0))
+    assert not told()
 
 
 def test_the_page_is_well_formed(page):

@@ -54,7 +54,7 @@ def text_items(case: Case) -> Listing:
                         Answer(responses.get(key), tokens.get(key, [])),
                         Answer(answers.get(key), ideal.get(key, [])),
                         tokenizer,
-                        case.floor.tau_hard,
+                        math.inf if worst_of(passes[key]).standing is Standing.UNJUDGED else case.floor.tau_hard,
                     ),
                 ),
             )

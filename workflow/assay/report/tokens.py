@@ -30,7 +30,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that the reference could have said."""
+    """A token that the reference could have said, with its probability."""
 
     text: str
     probability: float
@@ -44,13 +44,10 @@ class Token:
     pos: int
     before: str
     text: str
-    preferred: str
     margin: float  # nat
-    times: float  # how many times less likely than the first choice
-    probability: float
     rank: int
     over: bool  # whether the margin is above the limit for a single token
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[Alternative, ...]  # the likeliest, and the served one wherever it stands
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def compare(served: Answer, reference: Answer, tokenizer: Tokenizer, limit: floa
 
     Args:
         tokenizer: says what text tokens are; special tokens are shown.
-        limit: margin [nat] above which a single token is wrong.
+        limit: margin [nat] above which a single token is wrong; infinite where tokens are not judged one by one.
     """
 
     def decode(ids: Sequence[int]) -> str:
@@ -121,17 +118,16 @@ def _margin(row: Row) -> float:
 
 
 def _token(row: Row, ids: Sequence[int], decode: Decode, limit: float) -> Token:
-    margin = _margin(row)
-    top = list(zip(row["judge_top_ids"], row["judge_top_lp"], strict=True))[:ALTERNATIVES]
+    logprobs = dict(list(zip(row["judge_top_ids"], row["judge_top_lp"], strict=True))[:ALTERNATIVES])
+    logprobs.setdefault(row["token_id"], row["lp_judge"])
     return Token(
         pos=row["pos"],
         before=decode(ids[max(0, row["pos"] - CONTEXT) : row["pos"]]),
         text=decode([row["token_id"]]),
-        preferred=decode([row["judge_top_ids"][0]]),
-        margin=margin,
-        times=math.exp(min(margin, 700.0)),
-        probability=math.exp(row["lp_judge"]),
+        margin=_margin(row),
         rank=row["judge_rank"],
-        over=margin > limit,
-        alternatives=tuple(Alternative(decode([one]), math.exp(lp), one == row["token_id"]) for one, lp in top),
+        over=_margin(row) > limit,
+        alternatives=tuple(
+            Alternative(decode([one]), math.exp(logprob), one == row["token_id"]) for one, logprob in logprobs.items()
+        ),
     )

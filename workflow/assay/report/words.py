@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.records import Status
+from assay.records import SERVED, Status
 
 MEANING = {
     Status.PASS: "Nothing in this run tells the server from the reference, and the run would have shown a fault that "
@@ -82,5 +82,5 @@ COMMON_WORDS = {
 
 def pass_label(arm: str) -> str:
     """A served arm (`served_<instance>_<pass>`) for a person."""
-    _, instance, name = arm.split("_", 2)
+    instance, _, name = arm.removeprefix(SERVED).partition("_")
     return f"server {instance}, {name}"
