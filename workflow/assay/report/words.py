@@ -59,8 +59,8 @@ CAVEATS: dict[str, str] = {  # as the README has them
     "image_by_tag": "the server's image was run by its tag, without a digest: nothing says that it is the same "
     "tomorrow",
     "co_tenant": "processes of others came onto the server's devices while it ran",
-    "device_health": "a health gate warned of the devices before or after the run, or could not tell whether they "
-    "were free",
+    "device_health": "a health gate warned of the devices before, during or after the run, or could not tell whether "
+    "they were free",
     "device_use": "the server was seen on devices that it was not given, or never on one that it was given (did it "
     "fall back to the CPU?)",
     "device_unwatched": "looks at the devices failed while the server ran, or nothing lists the processes on them: "
