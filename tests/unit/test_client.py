@@ -396,7 +396,7 @@ def test_the_request_is_the_items_own_with_what_the_plan_asks():
     }
     completion = ask(json_reply(chat_body()), completion=True, logprobs=False, extra_body={})["asked"][0]
     assert completion == {"model": "smollm2", "prompt": "Hi", "max_tokens": 3, "temperature": 0}
-    assert request_body(plan_for("http://x"), {"prompt": "Hi"})[1]["logprobs"] == 20
+    assert request_body(plan_for("http://x"), "completion", {"prompt": "Hi"})["logprobs"] == 20
 
 
 def test_a_missing_route_is_a_configuration_error_before_anything_is_sent():

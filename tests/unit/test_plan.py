@@ -240,7 +240,7 @@ def test_every_arm_that_a_site_offers_has_a_whole_plan_on_a_machine_without_a_gp
     entry = ServedConfig(family=family, arm=arm, dtype=config.arms[arm].dtypes[0], deployment="qwen3_5_9b")
     plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
     assert plan["unsupported"] is None and plan["refused"] == []
-    argv, env = fill_instance(plan, "instance", dict.fromkeys(plan["side_ports"], 1))
+    argv, env, _ = fill_instance(plan, "instance", dict.fromkeys(plan["side_ports"], 1))
     left = {word for word in [*argv, *env.values(), plan["client"]["model"]] if re.search(r"\{\w+\}", word)}
     assert left <= {"--port={port}", "--host={host}"}
     assert (plan["container"] is None) == (plan["environment"] is not None)

@@ -274,14 +274,16 @@ class OpenAISpec(Strict):
     """How to talk to an arm that has OpenAI's chat and completions routes."""
 
     protocol: Literal["openai"]
-    routes: dict[Literal["chat", "completion", "image"], str] = Field(
+    routes: dict[Literal["chat", "completion", "image", "transcription"], str] = Field(
         min_length=1, description="Item kind -> HTTP path"
     )
     model: str = Field(description="Model name to send; a template like argv")
     stream: bool = False
     logprobs: bool = Field(description="Whether to ask for logprobs and top_logprobs")
     top_logprobs: int = Field(default=20, ge=0, le=20)
-    extra_body: dict[str, Any] = Field(default={}, description="Engine-specific request fields")
+    extra_body: dict[str, Any] = Field(
+        default={}, description="Engine-specific request fields, of a form too; text is a template like argv"
+    )
     timeout_s: float = Field(default=600, gt=0)
 
 
@@ -372,7 +374,9 @@ class Image(Strict):
     digest: str | None = Field(pattern=r"^sha256:[0-9a-f]{64}$", description="null: refused, unless `allow_tag` is set")
 
 
+WeightFormat = Literal["transformers", "gguf", "ctranslate2"]
 Environment = dict[str, str]
+Files = dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], str]
 Caches = dict[Name, Annotated[list[str], Field(min_length=1)]]
 
 
@@ -432,12 +436,15 @@ class Arm(Strict):
     container: Container | None = None
     argv: list[str] = Field(min_length=1, description="Command; {placeholders} are filled by the serve plan")
     env: Environment = Field(default={}, description="Environment variables added for the server; templates too")
+    files: Files = Field(
+        default={}, description="Name -> content, a template too: written into {instance_dir} before a process starts"
+    )
     caches: Caches = Field(
         default={}, description="Kind of cache -> variables set to its folder, which is kept per arm and image"
     )
     devices: dict[DeviceKind, ArmDevice] = Field(default={}, description="Kinds it runs on; empty: it uses none")
     gpus: int = Field(default=0, ge=0, description="Devices of one instance, where the config does not say")
-    weights: Literal["transformers", "gguf"] = Field(default="transformers", description="Weight format it loads")
+    weights: WeightFormat = Field(default="transformers", description="Weight format it loads")
     dtypes: list[Dtype] = Field(min_length=1, description="dtypes it can serve")
     identity: ServedIdentity
     client: ClientSpec
@@ -463,6 +470,8 @@ class Arm(Strict):
         images = {kind for kind, device in self.devices.items() if device.image}
         if self.process and images:
             raise ValueError(f"devices.{min(images)}.image: a process has no image; move the arm to `container`")
+        if self.container and self.files:
+            raise ValueError("files: a container has its own; only a process gets them")
         if self.container and (not self.devices or images != self.devices.keys()):
             missing = min(self.devices.keys() - images, default="KIND")
             raise ValueError(f"devices.{missing}.image is missing: a container needs one for each kind of device")
@@ -488,13 +497,14 @@ class VariantProcess(Strict):
 
 
 class Variant(Strict):
-    """An arm that is another one but for its environment variables or its checkout."""
+    """An arm that is another one but for its environment variables, its files or its checkout."""
 
     like: Name = Field(description="The arm that it is a variant of")
     description: str
     recipe: str = Field(description="Where the difference comes from; a note for readers, in no plan")
     recipe_date: date = Field(description="When the launch line was last compared with its recipe")
     env: Environment = {}
+    files: Files = {}
     devices: dict[DeviceKind, VariantDevice] = {}
     process: VariantProcess | None = None
 
@@ -590,7 +600,7 @@ class ModelSpec(Strict):
     """The model a family serves."""
 
     name: str = Field(description="Public name of the model")
-    weights: dict[Literal["transformers", "gguf"], Name] = Field(min_length=1, description="Format -> source")
+    weights: dict[WeightFormat, Name] = Field(min_length=1, description="Format -> source")
     gguf_file: str | None = Field(default=None, description="Path of the GGUF file inside its source")
     context: int = Field(ge=1, description="Longest context served, tokens")
 

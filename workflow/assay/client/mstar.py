@@ -33,7 +33,7 @@ import httpx
 import numpy as np
 
 from assay.client.answers import BadAnswer, error_message, malformed, parse_json, typed
-from assay.client.transport import PROBE_TEXT, Attempt, Exchange, Row, post
+from assay.client.transport import PROBE_TEXT, Attempt, Exchange, Item, Row, post, probe_of
 from assay.config import ArrayOutput, MstarModel, MstarSpec, Output, PcmOutput, lookup
 from assay.errors import ConfigError
 from assay.records import Evidence, ResponseStatus
@@ -59,15 +59,15 @@ class MstarPlan:
         """The plan of `spec` for the server of `model` at `base_url`; ConfigError where `spec` does not know it."""
         return cls(base_url, lookup(spec.models, model, "model of client.models"), spec.timeout_s)
 
-    def exchange(self, request: Mapping[str, Any]) -> Exchange:
-        """What sends `request`. Raises ConfigError where the protocol, or `model`, has no way to say it."""
-        return partial(_exchange, self.model, form(self.model, request))
+    def exchange(self, item: Item) -> Exchange:
+        """What sends `item`. Raises ConfigError where the protocol, or `model`, has no way to say its request."""
+        return partial(_exchange, self.model, form(self.model, json.loads(item["request"])))
 
-    def probe_request(self) -> dict[str, Any]:
+    def probe_item(self) -> Item:
         """A greeting; where only text is answered and its length can be set, by one token."""
         only_text = all(output.format == "utf8" for output in self.model.outputs)
         limit = {"max_tokens": 1} if only_text and "max_tokens" in self.model.sampling else {}
-        return {"messages": [{"role": "user", "content": PROBE_TEXT}], **limit}
+        return probe_of({"messages": [{"role": "user", "content": PROBE_TEXT}], **limit})
 
 
 def form(model: MstarModel, request: Mapping[str, Any]) -> dict[str, str]:

@@ -1,7 +1,11 @@
-"""OpenAI-style chat and completions: one item's request as JSON, its answer as a body or as server-sent events."""
+"""OpenAI-style routes. Chat and completions: an item's request as JSON, its answer as a body or as server-sent events.
+
+Transcriptions are in `client.transcription`.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
@@ -13,12 +17,13 @@ from assay.canonical import sha256_text
 from assay.client.answers import BadAnswer, http_error_message, malformed, parse_json
 from assay.client.payloads import Answer
 from assay.client.sse import events
-from assay.client.transport import PROBE_TEXT, Attempt, Exchange, Row, post
+from assay.client.transcription import exchange_file, probe_clip
+from assay.client.transport import PROBE_TEXT, Attempt, Exchange, Item, Row, post, probe_of
 from assay.config import OpenAISpec, Strict
 from assay.errors import ConfigError
 from assay.records import ResponseStatus
 
-Route = Literal["chat", "completion"]
+Route = Literal["chat", "completion", "transcription"]
 
 
 class OpenAIPlan(Strict):
@@ -39,29 +44,46 @@ class OpenAIPlan(Strict):
         names = ("routes", "stream", "logprobs", "top_logprobs", "extra_body", "timeout_s")
         return cls(base_url=base_url, model=model, **{name: getattr(spec, name) for name in names})
 
-    def exchange(self, request: Mapping[str, Any]) -> Exchange:
-        """What sends `request`. Raises ConfigError where the plan has no route for it."""
-        return partial(_exchange, self, *request_body(self, request))
+    def exchange(self, item: Item) -> Exchange:
+        """What sends `item`. Raises ConfigError where the plan has no route for it."""
+        request = json.loads(item["request"])
+        route = route_of(self, request)
+        path = self.routes[route]
+        if route == "transcription":
+            top_logprobs = self.top_logprobs if self.logprobs else None
+            fields = {"model": self.model, **request, **self.extra_body}
+            return partial(exchange_file, path, fields, item["audio"], top_logprobs)
+        return partial(_exchange, self, path, request_body(self, route, request))
 
-    def probe_request(self) -> dict[str, Any]:
-        """A greeting, answered by one token."""
-        chat = {"messages": [{"role": "user", "content": PROBE_TEXT}]}
-        prompt = chat if "chat" in self.routes else {"prompt": PROBE_TEXT}
-        return prompt | {"max_tokens": 1, "temperature": 0}
+    def probe_item(self) -> Item:
+        """A greeting, answered by one token; where nothing can be said, a clip to transcribe."""
+        one_token = {"max_tokens": 1, "temperature": 0}
+        if "chat" in self.routes:
+            return probe_of({"messages": [{"role": "user", "content": PROBE_TEXT}], **one_token})
+        if "completion" in self.routes:
+            return probe_of({"prompt": PROBE_TEXT, **one_token})
+        clip = probe_clip()
+        return probe_of({"file": clip["path"], "language": "en", "temperature": 0}, audio=clip)
 
 
-def request_body(plan: OpenAIPlan, request: Mapping[str, Any]) -> tuple[Route, dict[str, Any]]:
-    """Route and JSON body for one item's `request`: its own fields, plus what the plan asks of every request.
+def route_of(plan: OpenAIPlan, request: Mapping[str, Any]) -> Route:
+    """The route for one item's `request`.
 
     Raises:
-        ConfigError: the plan has no route for a request of this kind.
+        ConfigError: the plan has none for a request of this kind.
     """
-    route: Route = "chat" if "messages" in request else "completion"
+    kinds: dict[str, Route] = {"messages": "chat", "prompt": "completion", "file": "transcription"}
+    route = next(route for key, route in kinds.items() if key in request)
     if route not in plan.routes:
         raise ConfigError(
             f"the sample set holds {route} requests, but the arm's client.routes has only "
             f"{', '.join(plan.routes)}; add the route to the arm or take another set"
         )
+    return route
+
+
+def request_body(plan: OpenAIPlan, route: Route, request: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON body for one item's `request`: its own fields, plus what the plan asks of every request."""
     body = {"model": plan.model, **request, **plan.extra_body}
     if plan.logprobs and route == "chat":
         body |= {"logprobs": True, "top_logprobs": plan.top_logprobs}
@@ -69,14 +91,14 @@ def request_body(plan: OpenAIPlan, request: Mapping[str, Any]) -> tuple[Route, d
         body |= {"logprobs": plan.top_logprobs}
     if plan.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return route, body
+    return body
 
 
 async def _exchange(
-    plan: OpenAIPlan, route: Route, body: dict[str, Any], http: httpx.AsyncClient, attempt: Attempt
+    plan: OpenAIPlan, path: str, body: dict[str, Any], http: httpx.AsyncClient, attempt: Attempt
 ) -> Row:
     answer = Answer(ids_in_strings=plan.extra_body.get("return_tokens_as_token_ids") is True)
-    async with post(http, plan.routes[route], attempt, json=body) as response:
+    async with post(http, path, attempt, json=body) as response:
         if plan.stream:
             await _read_stream(response, answer, attempt)
         else:

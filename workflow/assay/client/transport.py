@@ -17,6 +17,9 @@ from assay.client.answers import BadAnswer, http_error_message
 from assay.records import RESPONSES, Evidence, ResponseStatus
 
 Row = dict[str, Any]
+Item = Mapping[
+    str, Any
+]  # of a sample set: at least `item_id`, `set_id` and `request` of `records.ITEMS`, and its media
 PROBE_TEXT = "Hello"
 
 
@@ -58,20 +61,20 @@ class Plan(Protocol):
     def timeout_s(self) -> float:
         """Limit of one attempt, from the first byte sent to the last received."""
 
-    def exchange(self, request: Mapping[str, Any]) -> Exchange:
-        """What sends one item's `request`.
+    def exchange(self, item: Item) -> Exchange:
+        """What sends one item: its `request`, and its media where the request names a file.
 
         Raises:
             ConfigError: the protocol, or what the arm says of it, cannot express the request.
         """
 
-    def probe_request(self) -> dict[str, Any]:
-        """The smallest request that makes the model generate."""
+    def probe_item(self) -> Item:
+        """The smallest item that makes the model generate."""
 
 
 async def send_set(
     plan: Plan,
-    items: Sequence[Mapping[str, Any]],
+    items: Sequence[Item],
     arm: str,
     concurrency: int,
     on_result: Callable[[Row], None] | None = None,
@@ -79,7 +82,7 @@ async def send_set(
     """Send every item, at most `concurrency` at a time, in order.
 
     Args:
-        items: dicts with at least `item_id`, `set_id` and `request` of `records.ITEMS`.
+        items: rows of `records.ITEMS`.
         arm: value of the rows' `arm` column.
         on_result: called with each row as it is done.
 
@@ -89,7 +92,7 @@ async def send_set(
     Raises:
         ConfigError: an item cannot be asked for in this protocol; nothing was sent.
     """
-    exchanges = [plan.exchange(json.loads(item["request"])) for item in items]
+    exchanges = [plan.exchange(item) for item in items]
     rows: list[Row] = [{} for _ in items]
     todo = iter(range(len(items)))
 
@@ -111,18 +114,24 @@ async def probe_generation(plan: Plan, timeout_s: float | None = None) -> Row:
 
     Health routes answer before the model is loaded, and some answer although no request can succeed.
     """
-    exchange = plan.exchange(plan.probe_request())
+    item = plan.probe_item()
+    exchange = plan.exchange(item)
     async with _http(plan, 1) as http:
         row = await _ask(http, exchange, timeout_s or plan.timeout_s)
-    return blank_row({"item_id": "probe", "set_id": "probe"}, "probe") | row
+    return blank_row(item, "probe") | row
 
 
-def not_sent(items: Sequence[Mapping[str, Any]], arm: str, why: str) -> list[Row]:
+def probe_of(request: Mapping[str, Any], **media: Any) -> Item:
+    """An item of no sample set."""
+    return {"item_id": "probe", "set_id": "probe", "request": json.dumps(request), **media}
+
+
+def not_sent(items: Sequence[Item], arm: str, why: str) -> list[Row]:
     """Rows for items that no request was made for, because the server never came or was gone."""
     return [blank_row(item, arm) | {"error": why} for item in items]
 
 
-def blank_row(item: Mapping[str, Any], arm: str) -> Row:
+def blank_row(item: Item, arm: str) -> Row:
     """The `responses` row of an item that nothing was heard of yet."""
     return dict.fromkeys(RESPONSES.names) | {
         "item_id": item["item_id"],
