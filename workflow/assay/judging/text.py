@@ -14,7 +14,9 @@ from assay import store
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import JUDGE, SERVED, Evidence, ResponseStatus
-from assay.references.causal_lm import CausalLM, Forced, Prompt, arm_settings
+from assay.references.arms import arm_settings
+from assay.references.causal_lm import CausalLM, Prompt
+from assay.references.forcing import Forced
 from assay.samples.lock import load_set
 from assay.sources.manifest import MANIFEST, verify_weights
 

@@ -7,50 +7,22 @@ of same-code results is known. A reference arm's output is a `responses` row lik
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 
-from assay.records import JUDGE
+from assay.references.arms import ArmSettings
+from assay.references.forcing import TOP_K, Forced, look_up
 
-TOP_K = 20
 REPLACEMENT = "\ufffd"
 MAX_PADDED = 1.25  # padded tokens of a batch over its own
 SMALL = 512  # padded tokens not worth a batch of their own
-
-
-@dataclass(frozen=True)
-class ArmSettings:
-    """How a reference arm computes. Floor arms differ from the base of their dtype in exactly one field."""
-
-    dtype: str
-    batch: int = 8
-    attention: str = "sdpa"
-    prefill_chunk: int | None = None  # tokens; None: the whole prompt at once
-    alternative_matmul: bool = False  # CPU: without oneDNN; CUDA: with TF32
-
-
-_CHANGES: dict[str, dict[str, Any]] = {
-    "batch": {"batch": 16},
-    "attention": {"attention": "eager"},
-    "chunked": {"prefill_chunk": 16},
-    "matmul": {"alternative_matmul": True},
-}
-
-
-def arm_settings(arm: str, judge_dtype: str) -> ArmSettings:
-    """Settings of the arm called `judge` or `<dtype>-<change>`."""
-    if arm == JUDGE:
-        return ArmSettings(judge_dtype)
-    dtype, _, change = arm.partition("-")
-    return replace(ArmSettings(dtype), **_CHANGES[change])
 
 
 @dataclass(frozen=True)
@@ -121,21 +93,6 @@ class Generation:
     finish_reason: str  # "stop" or "length"
 
 
-class Forced(NamedTuple):
-    """The judge's view of one token sequence after its prompt. Arrays of n tokens; names as in `records.TOKENS`."""
-
-    lp_judge: np.ndarray
-    lp_judge_max: np.ndarray
-    judge_rank: np.ndarray
-    entropy: np.ndarray
-    variance: np.ndarray
-    lp_asked: np.ndarray
-    in_support: np.ndarray
-    judge_top_ids: np.ndarray  # [n, 20] int32
-    judge_top_lp: np.ndarray  # [n, 20] float32
-    at: np.ndarray | None = None  # [n, k] judge log-probabilities of the ids asked for, float32
-
-
 class CausalLM:
     """A transformers model with its tokenizer, loaded one way."""
 
@@ -186,7 +143,7 @@ class CausalLM:
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[Generation]:
         """Generate for each prompt, in batches of prompts of like length; the results come in that order."""
-        with self._matmul():
+        with self.settings.matmul():
             for batch in batches(prompts, self.settings.batch):
                 yield from self._generate_batch(batch)
 
@@ -256,44 +213,12 @@ class CausalLM:
         Returns:
             float32 arrays of n rows, in nats.
         """
-        with self._matmul():
+        with self.settings.matmul():
             logits = self.model(
                 input_ids=torch.tensor([[*prompt.ids, *token_ids]]), logits_to_keep=len(token_ids) + 1
             ).logits[0, :-1]
         raw = torch.log_softmax(logits.float(), -1)
-        chosen = torch.tensor(token_ids)[:, None]
-        lp = raw.gather(1, chosen)
-        asked = prompt.sampling.logprobs(raw)
-        probability = asked.exp()
-        surprisal = -asked.masked_fill(probability == 0, 0.0)
-        entropy = (probability * surprisal).sum(-1)
-        variance = (probability * surprisal.square()).sum(-1) - entropy.square()
-        lp_asked = asked.gather(1, chosen)[:, 0]
-        top = raw.topk(TOP_K, -1)
-        return Forced(
-            lp_judge=lp[:, 0].numpy(),
-            lp_judge_max=raw.max(-1).values.numpy(),
-            judge_rank=((raw > lp).sum(-1) + 1).numpy().astype(np.int32),
-            entropy=entropy.numpy(),
-            variance=variance.clamp(min=0).numpy(),
-            lp_asked=lp_asked.numpy(),
-            in_support=torch.isfinite(lp_asked).numpy(),
-            judge_top_ids=top.indices.numpy().astype(np.int32),
-            judge_top_lp=top.values.numpy(),
-            at=None if at is None else raw.gather(1, torch.from_numpy(at.astype(np.int64))).numpy(),
-        )
-
-    @contextlib.contextmanager
-    def _matmul(self) -> Iterator[None]:
-        if not self.settings.alternative_matmul:
-            yield
-            return
-        onednn, tf32 = torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32
-        torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32 = False, True
-        try:
-            yield
-        finally:
-            torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32 = onednn, tf32
+        return look_up(raw, token_ids, prompt.sampling.logprobs(raw), at)
 
 
 def batches(prompts: Sequence[Prompt], size: int) -> Iterator[list[Prompt]]:

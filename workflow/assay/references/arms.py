@@ -1,0 +1,52 @@
+"""How a reference computes: as the judge, or as one floor arm that differs from it in one harmless thing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from assay.records import JUDGE
+
+
+@dataclass(frozen=True)
+class ArmSettings:
+    """How a reference arm computes. Floor arms differ from the base of their dtype in exactly one field."""
+
+    dtype: str
+    batch: int = 8
+    attention: str = "sdpa"
+    prefill_chunk: int | None = None  # tokens; None: the whole prompt at once. Causal language models only
+    alternative_matmul: bool = False  # CPU: without oneDNN; CUDA: with TF32
+
+    @contextlib.contextmanager
+    def matmul(self) -> Iterator[None]:
+        """Multiply matrices as this arm does, for as long as the block lasts."""
+        if not self.alternative_matmul:
+            yield
+            return
+        onednn, tf32 = torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32
+        torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32 = False, True
+        try:
+            yield
+        finally:
+            torch.backends.mkldnn.enabled, torch.backends.cuda.matmul.allow_tf32 = onednn, tf32
+
+
+_CHANGES: dict[str, dict[str, Any]] = {
+    "batch": {"batch": 16},
+    "attention": {"attention": "eager"},
+    "chunked": {"prefill_chunk": 16},
+    "matmul": {"alternative_matmul": True},
+}
+
+
+def arm_settings(arm: str, judge_dtype: str) -> ArmSettings:
+    """Settings of the arm called `judge` or `<dtype>-<change>`."""
+    if arm == JUDGE:
+        return ArmSettings(judge_dtype)
+    dtype, _, change = arm.partition("-")
+    return replace(ArmSettings(dtype), **_CHANGES[change])
