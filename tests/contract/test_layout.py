@@ -185,7 +185,7 @@ MAY_IMPORT = {
     "engines": BASE | {"config", "devices", "fingerprint", "provenance", "store"},
     "sources": BASE | {"config", "store"},
     "samples": BASE | {"config", "sources", "store"},
-    "references": BASE | {"progress", "provenance", "samples", "sources", "store"},
+    "references": BASE | {"media", "metrics", "progress", "provenance", "samples", "sources", "store"},
     "judging": BASE | {"progress", "provenance", "references", "samples", "sources", "store"},
     "scoring": BASE | {"metrics", "provenance", "samples", "store", "tokens", "verdicts"},
     "embedded": BASE | {"provenance"},

@@ -14,7 +14,7 @@ from tiny_whisper import END, FIRST_STAMP
 from assay.media.audio import encode_wav
 from assay.metrics.speech import Segment
 from assay.references.arms import ArmSettings
-from assay.references.whisper import RATE, Clip, Heard, Whisper
+from assay.references.whisper import RATE, Clip, Heard, Whisper, clip_of
 from assay.references.whisper_tokens import Window, cut, windows
 from assay.references.word_times import token_frames, warp, words
 
@@ -94,7 +94,9 @@ def test_the_language_is_found_out_where_none_is_asked_for(whisper, clips):
 
 def test_a_stereo_file_at_another_rate_is_heard_as_mono_at_16_khz():
     tone = np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000).astype(np.float32)
-    clip = Clip.of("a", encode_wav(np.stack([tone, np.zeros_like(tone)]) * 0.5, 24_000), "a.wav")
+    file = {"bytes": encode_wav(np.stack([tone, np.zeros_like(tone)]) * 0.5, 24_000), "path": "a.wav"}
+    clip = clip_of({"item_id": "a", "audio": file, "request": "{}"})
+    assert clip.language is None
     assert len(clip.samples) == RATE
     spectrum = np.abs(np.fft.rfft(clip.samples))
     assert spectrum.argmax() == 440

@@ -45,6 +45,9 @@ GateName = Literal[
     "G-needle",
     "G-surprisal",
     "G-support",
+    "G-transcript",
+    "G-wer",
+    "G-silence",
 ]
 CaveatCode = Literal[
     "co_tenant",
@@ -608,7 +611,7 @@ class ModelSpec(Strict):
 class ReferenceSpec(Strict):
     """What the served output is judged against."""
 
-    kind: Literal["causal_lm"]
+    kind: Literal["causal_lm", "whisper"]
     dtype: Dtype = Field(description="Precision of the judge")
     floor: dict[Tier, Annotated[list[Literal["batch", "attention", "chunked", "matmul"]], AfterValidator(_once)]] = (
         Field(description="Benign changes that make the floor arms, by tier")
@@ -662,7 +665,27 @@ class TextGates(MarginGates):
         return value
 
 
-AnyGates = TextGates  # of whatever modality
+NormaliserName = Literal["whisper_english", "whisper_basic", "whisper_basic_marks", "whisper_basic_letters", "nfc"]
+
+
+class AsrGates(MarginGates):
+    """Options of the gates of transcripts."""
+
+    normaliser: NormaliserName = Field(default="whisper_english", description="What the gates' words went through")
+    other_normaliser: NormaliserName = Field(default="whisper_basic", description="A second one, scored and not gated")
+    wer_margin: float = Field(default=0.005, gt=0, description="Allowed rise of the corpus word error rate [fraction]")
+    edit_rate: float = Field(default=0.3, gt=0, description="Edits per word of the judge's transcript that stand out")
+    edit_ratio: float = Field(default=3.0, ge=1, description="... and how many times the floor's largest they must be")
+    missing_words: int = Field(
+        default=5, ge=1, description="Words missing at an end, beyond the reference's, that fail"
+    )
+    repeats: float = Field(default=0.3, gt=0, le=1, description="Repeated trigrams beyond the reference's that fail")
+    silence_words: float = Field(
+        default=10.0, gt=0, description="Words per minute without speech that are allowed beyond the reference's"
+    )
+
+
+AnyGates = TextGates | AsrGates  # of whatever modality
 
 
 class FamilyBase(Strict):
@@ -687,7 +710,21 @@ class TextFamily(FamilyBase):
     gates: TextGates = TextGates()
 
 
-Family = TextFamily  # of whatever modality
+class AsrFamily(FamilyBase):
+    """A family that transcribes speech."""
+
+    modality: Literal["asr"]
+    gates: AsrGates = AsrGates()
+
+    @model_validator(mode="after")
+    def _floor_is_of_whisper(self) -> AsrFamily:
+        for tier, changes in self.reference.floor.items():
+            if "chunked" in changes:
+                raise ValueError(f"reference.floor.{tier}: a prompt of Whisper has no chunks; leave out `chunked`")
+        return self
+
+
+Family = Annotated[TextFamily | AsrFamily, Field(discriminator="modality")]  # of whatever modality
 
 
 class ServedConfig(Strict):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from assay.references import text
+from assay.references import asr, text
 from assay.samples.lock import modality_of
 
 Reference = Callable[[Path, Path, str, str, Path], None]
 
-REFERENCES: dict[str, Reference] = {"text": text.reference}
+REFERENCES: dict[str, Reference] = {"text": text.reference, "asr": asr.reference}
 
 
 def reference(model_dir: Path, items_path: Path, arm: str, judge_dtype: str, output: Path) -> None:

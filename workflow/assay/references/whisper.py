@@ -10,7 +10,8 @@ for these: temperature 0 alone, and no window is told the text of the one before
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -52,12 +53,6 @@ class Clip:
     samples: Samples
     language: str | None = None  # None: the model finds out
 
-    @classmethod
-    def of(cls, item_id: str, content: bytes, name: str, language: str | None = None) -> Clip:
-        """Decode a whole audio file, mix its channels and resample it. Raises MediaError where it is damaged."""
-        audio = decode(content, Container(PurePath(name).suffix.removeprefix(".")))
-        return cls(item_id, listenable(audio.samples, audio.rate), language)
-
     @property
     def seconds(self) -> float:
         """How long it lasts."""
@@ -67,6 +62,12 @@ class Clip:
     def frames(self) -> int:
         """Frames of the spectrogram that hold audio."""
         return round(len(self.samples) / RATE / FRAME_S)
+
+
+def clip_of(item: Mapping[str, Any]) -> Clip:
+    """The clip of a row of `records.ITEMS`, decoded whole. Raises MediaError where its file is damaged."""
+    audio = decode(item["audio"]["bytes"], Container(PurePath(item["audio"]["path"]).suffix.removeprefix(".")))
+    return Clip(item["item_id"], listenable(audio.samples, audio.rate), json.loads(item["request"]).get("language"))
 
 
 def listenable(samples: npt.NDArray[np.floating[Any]], rate: int) -> Samples:
@@ -134,6 +135,7 @@ class Heard:
         """Spectrogram from frame `seek` on: [mel bins, WINDOW_FRAMES], of the model's dtype."""
         return torch.from_numpy(self._features[:, seek : seek + WINDOW_FRAMES]).to(self._whisper.model.dtype)
 
+    @torch.inference_mode()
     def encoded(self, seek: int) -> torch.Tensor:
         """Encoder states of that window: [1, states, width]."""
         if seek not in self._encoded:
@@ -195,7 +197,7 @@ class Whisper:
             while True:
                 while len(open_clips) < self.settings.batch and (clip := next(ahead, None)) is not None:
                     heard = Heard(self, clip)
-                    open_clips.append((heard, _Progress(clip, clip.language or self._language(heard))))
+                    open_clips.append((heard, _Progress(clip, clip.language or self.language(heard))))
                 if not open_clips:
                     return
                 states = self.encode([heard.window(done.seek) for heard, done in open_clips])
@@ -237,7 +239,8 @@ class Whisper:
         """Encoder states [windows, states, width] of spectra of windows."""
         return self.model.model.encoder(torch.stack(list(spectra))).last_hidden_state
 
-    def _language(self, heard: Heard) -> str:
+    @torch.inference_mode()
+    def language(self, heard: Heard) -> str:
         """The language that the clip's first window is in."""
         start = torch.tensor([[self.vocabulary.start]])
         logits = self._logits(start, heard.encoded(0))[0, -1]
