@@ -166,7 +166,9 @@ def _unjudged_rows(responses: Mapping[str, dict[str, Any]], arm: str, context: C
     Nothing said is no divergence where the judge says nothing either, and the worst of a server's where it does, as are
     tokens that are no transcript of this audio. Text alone that could not be judged proves no fault: undefined.
     """
-    equal, worst, undefined = [], [], []
+    equal: list[str] = []
+    worst: list[str] = []
+    undefined: list[str] = []
     for key in context.spoken:
         row = responses.get(key)
         if key in judged:
