@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,6 +110,15 @@ def _context(
         for row in store.read_rows(responses, "responses", ["evidence", "text"])
     )
     judges = [pair for pair in references if pair[0].stem == JUDGE]
+    judge_ids = defaultdict(
+        lambda: np.empty(0, np.int32),  # where the judge says nothing
+        {
+            key: ids
+            for _, tokens in judges
+            for block in read_blocks(tokens, JUDGE, lossy)
+            for key, ids in zip(block.item_ids, block.split(block.token_id), strict=True)
+        },
+    )
     end = store.read_provenance(judges[0][0])["options"]["end_id"]
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     return Context(
@@ -118,12 +128,7 @@ def _context(
             for responses, _ in judges
             for row in store.read_rows(responses, "responses", ["item_id", "text"])
         },
-        judge_ids={
-            key: ids
-            for _, tokens in judges
-            for block in read_blocks(tokens, JUDGE, lossy)
-            for key, ids in zip(block.item_ids, block.split(block.token_id), strict=True)
-        },
+        judge_ids=judge_ids,
         normalisers=(speech.normaliser(options["normaliser"]), speech.normaliser(options["other_normaliser"])),
         text_of=lambda ids: str(tokenizer.decode([token for token in ids if token < end])),
         lossy=lossy,
@@ -208,12 +213,18 @@ def _response_rows(responses: Mapping[str, dict[str, Any]], context: Context, ju
         if response is None or not answered:
             _add_words(add, item, None, context)
             continue
-        level = LEVELS.index(response["evidence"])
-        lost = _only_text(response) and item.expected and key not in judged
-        add("evidence", key, LEVELS.index("E3") if lost else level, "level", -1)
+        add("evidence", key, LEVELS.index(_evidence(response, item, key in judged)), "level", -1)
         _add_words(add, item, response["text"], context)
         _add_structure(add, item, response, context, key in judged)
     return list(found.values())
+
+
+def _evidence(response: Mapping[str, Any], item: Item, judged: bool) -> Evidence:
+    """How much a transcript proves. An empty one has no tokens to know; text that could not be judged is as parsed."""
+    if not response["text"].strip():
+        return Evidence.E1
+    level = Evidence(response["evidence"])
+    return Evidence.E3 if level is Evidence.E2 and item.expected and not judged else level
 
 
 def _add_words(add: Callable[..., None], item: Item, text: str | None, context: Context) -> None:
@@ -261,6 +272,6 @@ def _add_structure(
             add("ids_ok", key, judged)
     if response["segments"] is not None:
         segments = [speech.Segment(entry["start"], entry["end"]) for entry in response["segments"]]
-        exact, late = (speech.segment_timing(segments, item.seconds, allowed) for allowed in (0.05, LATE_S))
-        faults = exact.inverted + exact.backward + late.outside
-        add("timing_faults", key, faults, "count", -1, covered=exact.covered)
+        timing = speech.segment_timing(segments, item.seconds + LATE_S)
+        faults = timing.inverted + timing.backward + timing.outside
+        add("timing_faults", key, faults, "count", -1, covered=timing.covered)
