@@ -14,7 +14,7 @@ from tiny_whisper import END, FIRST_STAMP
 from assay.media.audio import encode_wav
 from assay.metrics.speech import Segment
 from assay.references.arms import ArmSettings
-from assay.references.whisper import RATE, Clip, Heard, Whisper, clip_of
+from assay.references.whisper import RATE, Clip, Heard, Whisper, clip_of, dithered
 from assay.references.whisper_tokens import Window, cut, windows
 from assay.references.word_times import token_frames, warp, words
 
@@ -82,6 +82,7 @@ def test_a_harmless_change_changes_nothing_but_rounding(folder, clips, transcrip
         np.testing.assert_allclose(done.logprobs, base.logprobs, atol=1e-3)
 
 
+@torch.inference_mode()
 def test_the_language_is_found_out_where_none_is_asked_for(whisper, clips):
     found = {whisper.transcribe(clip.samples).language for clip in clips}
     assert found <= {"en", "de"}
@@ -101,6 +102,20 @@ def test_a_stereo_file_at_another_rate_is_heard_as_mono_at_16_khz():
     spectrum = np.abs(np.fft.rfft(clip.samples))
     assert spectrum.argmax() == 440
     assert abs(np.abs(clip.samples[2000:-2000]).max() - 0.25) < 0.01
+
+
+def test_dither_is_below_what_anyone_hears_and_the_same_each_time():
+    noise = dithered(np.zeros(RATE, np.float32)) * 32768
+    assert 0.3 < np.abs(noise).max() <= 1
+    assert abs(noise.std() - 6**-0.5) < 0.01  # of a triangle from -1 to 1
+    assert (dithered(np.zeros(RATE, np.float32)) * 32768 == noise).all()
+
+
+def test_logprobs_are_those_that_forcing_gives(whisper, clips, transcripts):
+    for clip in clips:
+        transcript = transcripts[clip.item_id]
+        found = [forced.lp_judge for _, forced in forced_windows(whisper, clip, transcript)]
+        np.testing.assert_allclose(np.concatenate(found)[: len(transcript.logprobs)], transcript.logprobs, atol=1e-3)
 
 
 # --- segments and windows -------------------------------------------------------------------------------------------
@@ -172,7 +187,7 @@ def test_windows_of_any_decoding_are_found_again(decoded):
 # --- teacher forcing ----------------------------------------------------------------------------------------------
 
 
-def forced(whisper, clip, transcript):
+def forced_windows(whisper, clip, transcript):
     starts = [segment.start_s for segment, _ in transcript.segments]
     heard = Heard(whisper, clip)
     return [whisper.force(heard, "en", window) for window in whisper.windows(clip, transcript.token_ids, starts)]
@@ -181,7 +196,7 @@ def forced(whisper, clip, transcript):
 def test_forcing_what_was_decoded_gives_no_margin_anywhere(whisper, clips, transcripts):
     seen = 0
     for clip in clips:
-        for tokens, found in forced(whisper, clip, transcripts[clip.item_id]):
+        for tokens, found in forced_windows(whisper, clip, transcripts[clip.item_id]):
             # A window that ran out of positions did not choose to end.
             chosen = slice(None, -1) if len(tokens) > whisper.room else slice(None)
             np.testing.assert_allclose(found.lp_judge[chosen], found.lp_judge_max[chosen], atol=1e-4)
@@ -219,6 +234,7 @@ def test_a_token_against_the_rules_has_a_finite_margin(whisper, clips):
     assert np.isfinite(found.lp_judge).all()
 
 
+@torch.inference_mode()
 def test_text_without_timestamps_is_forced_as_a_text_that_has_none(whisper, clips):
     tokens, found = whisper.force(Heard(whisper, clips[0]), "en", Window(0, (7, 8)), timestamps=False)
     assert tokens == [7, 8, END]

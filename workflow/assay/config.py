@@ -608,14 +608,28 @@ class ModelSpec(Strict):
     context: int = Field(ge=1, description="Longest context served, tokens")
 
 
+FloorChange = Literal["batch", "attention", "chunked", "dither", "matmul"]
+_CHANGES_OF = {  # what a kind of reference can change without harm
+    "causal_lm": {"batch", "attention", "chunked", "matmul"},
+    "whisper": {"batch", "attention", "dither", "matmul"},
+}
+
+
 class ReferenceSpec(Strict):
     """What the served output is judged against."""
 
     kind: Literal["causal_lm", "whisper"]
     dtype: Dtype = Field(description="Precision of the judge")
-    floor: dict[Tier, Annotated[list[Literal["batch", "attention", "chunked", "matmul"]], AfterValidator(_once)]] = (
-        Field(description="Benign changes that make the floor arms, by tier")
+    floor: dict[Tier, Annotated[list[FloorChange], AfterValidator(_once)]] = Field(
+        description="Benign changes that make the floor arms, by tier"
     )
+
+    @model_validator(mode="after")
+    def _knows_its_changes(self) -> ReferenceSpec:
+        for tier, changes in self.floor.items():
+            if unknown := sorted(set(changes) - _CHANGES_OF[self.kind]):
+                raise ValueError(f"floor.{tier}: {self.kind} has no change '{unknown[0]}'")
+        return self
 
 
 RESOLUTION_NAT: dict[Dtype, float] = {"float32": 1e-4, "float16": 2.5e-4, "bfloat16": 2e-3}
@@ -715,13 +729,6 @@ class AsrFamily(FamilyBase):
 
     modality: Literal["asr"]
     gates: AsrGates = AsrGates()
-
-    @model_validator(mode="after")
-    def _floor_is_of_whisper(self) -> AsrFamily:
-        for tier, changes in self.reference.floor.items():
-            if "chunked" in changes:
-                raise ValueError(f"reference.floor.{tier}: a prompt of Whisper has no chunks; leave out `chunked`")
-        return self
 
 
 Family = Annotated[TextFamily | AsrFamily, Field(discriminator="modality")]  # of whatever modality

@@ -78,7 +78,10 @@ def _judge_item(model: Whisper, heard: Heard, responses: list[dict[str, Any]]) -
             tokens, forced = known[said]
             special = np.array(tokens) >= model.vocabulary.end
             key = {"item_id": response["item_id"], "set_id": response["set_id"], "arm": response["arm"]}
-            rows += token_rows(key | {"path": said.path}, tokens, special, forced)
+            # A server's logprobs are of whatever its decoder left to choose from: only the reference's compare.
+            ours = said.path == "ids" and not response["arm"].startswith(SERVED)
+            known_lp = {"lp_served": response["token_logprobs"]} if ours else {}
+            rows += token_rows(key | {"path": said.path}, tokens, special, forced, **known_lp)
     return rows
 
 

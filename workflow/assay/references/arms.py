@@ -20,6 +20,7 @@ class ArmSettings:
     batch: int = 8
     attention: str = "sdpa"
     prefill_chunk: int | None = None  # tokens; None: the whole prompt at once. Causal language models only
+    dither: bool = False  # audio only: noise of one 16-bit step
     alternative_matmul: bool = False  # CPU: without oneDNN; CUDA: with TF32
 
     @contextlib.contextmanager
@@ -40,6 +41,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "batch": {"batch": 16},
     "attention": {"attention": "eager"},
     "chunked": {"prefill_chunk": 16},
+    "dither": {"dither": True},
     "matmul": {"alternative_matmul": True},
 }
 

@@ -53,6 +53,7 @@ def _row(done: Transcript, item: Mapping[str, Any], arm: str) -> dict[str, Any]:
         "output_tokens": len(done.token_ids),
         "text": done.text,
         "token_ids": done.token_ids,
+        "token_logprobs": done.logprobs,
         "language": done.language,
         "segments": [{"start": segment.start_s, "end": segment.end_s, "text": text} for segment, text in done.segments],
         "output_sha256": sha256_text(done.text),

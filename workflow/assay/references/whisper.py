@@ -76,13 +76,19 @@ def listenable(samples: npt.NDArray[np.floating[Any]], rate: int) -> Samples:
     return (mono if rate == RATE else resample(mono, rate, RATE))[0]
 
 
+def dithered(samples: Samples) -> Samples:
+    """The same sound to any listener: with triangular noise of one 16-bit step, as a recorder would add it."""
+    noise = np.random.default_rng(len(samples)).triangular(-1, 0, 1, len(samples)) / 32768
+    return samples + noise.astype(np.float32)
+
+
 @dataclass(frozen=True)
 class Decoded:
     """What came of one window."""
 
-    tokens: list[int]  # without the end token
-    logprobs: list[float]  # nat, of what the rules left to choose from; the end token's is the last
-    mean_logprob: float  # nat
+    tokens: list[int]  # with the end token where it follows text
+    logprobs: list[float]  # nat, of each token among those that the rules allow, all timestamps counted as one
+    mean_logprob: float  # nat, of each token among those it was chosen from, the end token included
     no_speech: float  # probability
 
 
@@ -127,7 +133,8 @@ class Heard:
     @cached_property
     def _features(self) -> npt.NDArray[np.float32]:
         """[mel bins, frames], a window of silence after the audio's end."""
-        padded = np.pad(self.clip.samples, (0, round(WINDOW_FRAMES * FRAME_S * RATE)))
+        samples = dithered(self.clip.samples) if self._whisper.settings.dither else self.clip.samples
+        padded = np.pad(samples, (0, round(WINDOW_FRAMES * FRAME_S * RATE)))
         extracted = self._whisper.extractor(padded, sampling_rate=RATE, truncation=False, padding=False)
         return np.asarray(extracted["input_features"][0])
 
@@ -261,12 +268,16 @@ class Whisper:
         no_speech = torch.softmax(logits[:, 0], -1)[:, vocabulary.no_speech].tolist()
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
+        chosen_from: list[list[float]] = [[] for _ in prompts]
         rows = list(range(len(prompts)))  # that are not done
         for _ in range(self.room):
             for row, row_logits in zip(rows, logits[:, -1], strict=True):
-                lp = self._choices(row_logits, tokens[row])
-                tokens[row].append(int(lp.argmax()))
-                logprobs[row].append(float(lp.max()))
+                lp = torch.log_softmax(vocabulary.rule_out(row_logits, tokens[row]), -1)
+                choices = vocabulary.stamps_first(lp)
+                token = int(choices.argmax())
+                tokens[row].append(token)
+                chosen_from[row].append(float(choices[token]))
+                logprobs[row].append(float(vocabulary.stamps_as_one(lp)[min(token, vocabulary.first_stamp)]))
             going = [place for place, row in enumerate(rows) if tokens[row][-1] != vocabulary.end]
             if not going:
                 break
@@ -274,19 +285,12 @@ class Whisper:
                 rows, states = [rows[place] for place in going], states[going]
                 cache.batch_select_indices(torch.tensor(going))
             logits = self._logits(torch.tensor([tokens[row][-1:] for row in rows]), states, cache)
-        return [
-            Decoded([token for token in said if token != vocabulary.end], lp, float(np.mean(lp)), silent)
-            for said, lp, silent in zip(tokens, logprobs, no_speech, strict=True)
-        ]
-
-    def _choices(self, logits: torch.Tensor, before: Sequence[int]) -> torch.Tensor:
-        """Log-probabilities [vocabulary] of what may follow: timestamps alone where they together beat every word."""
-        lp = torch.log_softmax(self.vocabulary.rule_out(logits, before), -1)
-        first = self.vocabulary.first_stamp
-        if torch.logsumexp(lp[first:], -1) > lp[:first].max():
-            lp[:first] = -torch.inf
-            lp = torch.log_softmax(lp, -1)
-        return lp
+        found = []
+        for row, said in enumerate(tokens):
+            closed = said[-1] == vocabulary.end and (len(said) == 1 or vocabulary.is_stamp(said[-2]))
+            count = len(said) - closed
+            found.append(Decoded(said[:count], logprobs[row][:count], float(np.mean(chosen_from[row])), no_speech[row]))
+        return found
 
     # --- teacher forcing ---
 
@@ -313,7 +317,7 @@ class Whisper:
         """
         vocabulary = self.vocabulary
         tokens = list(window.tokens)
-        if not vocabulary.is_stamp(tokens[-1]):
+        if tokens[-1] < vocabulary.end:
             tokens.append(vocabulary.end)
         prompt = vocabulary.prompt(language, timestamps)
         with self.settings.matmul():

@@ -86,6 +86,13 @@ class Vocabulary:
             logits[self.first_stamp : stamps[-1] + 1] = -torch.inf
         return logits
 
+    def stamps_first(self, logprobs: torch.Tensor) -> torch.Tensor:
+        """`logprobs` [vocabulary] of what is chosen from: timestamps alone where they together beat every word."""
+        stamps, others = logprobs[self.first_stamp :], logprobs[: self.first_stamp]
+        if torch.logsumexp(stamps, -1) <= others.max():
+            return logprobs
+        return torch.cat([torch.full_like(others, -torch.inf), torch.log_softmax(stamps, -1)])
+
     def stamps_as_one(self, logprobs: torch.Tensor) -> torch.Tensor:
         """`logprobs` [..., vocabulary] with all timestamps as one last token.
 
@@ -118,7 +125,7 @@ def cut(tokens: Sequence[int], first_stamp: int, seek: int, frames: int) -> tupl
     What follows the last pair of timestamps was cut off by the window's end: the next window hears it again.
 
     Args:
-        tokens: as decoded, without the end token.
+        tokens: as decoded; the end token only where it follows text.
         first_stamp: id of timestamp 0.
         seek, frames: where the window starts and how much audio it has [frames].
     """
