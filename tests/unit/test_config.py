@@ -285,6 +285,13 @@ def test_a_fault_needs_an_arm_with_a_switch(folder):
         loaded.resolve("smollm2_135m_embedded+rope_teta")
 
 
+def test_a_fault_is_planted_in_servers_of_its_modality_only(folder):
+    loaded = config.load({"site": "embedded"}, folder)
+    assert loaded.resolve("whisper_base_embedded+asr_mel_htk").fault.argument == "mel_htk"
+    with pytest.raises(ConfigError, match=r"'asr_mel_htk' is of asr servers, and this one is of text"):
+        loaded.resolve("smollm2_135m_embedded+asr_mel_htk")
+
+
 def test_an_unsupported_config_carries_its_reason(folder):
     resolved = config.load({"site": "embedded"}, folder).resolve("qwen3_omni")
     assert "speech" in resolved.unsupported

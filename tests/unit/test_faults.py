@@ -163,7 +163,8 @@ def test_seed_faults_do_what_they_say(folder):
 
 def test_the_configured_faults_are_the_ones_the_server_has():
     content = read_yaml(Path(__file__).parents[2] / "config" / "faults.yaml")
-    configured = [parse(Fault, value, f"faults.yaml: {name}") for name, value in content.items()]
+    every = [parse(Fault, value, f"faults.yaml: {name}") for name, value in content.items()]
+    configured = [entry for entry in every if entry.modality == "text"]
     for entry in configured:
         plant(entry.argument)  # raises on an unknown name or a wrong value
         assert entry.benign or entry.gates or entry.note, "a fault that no gate catches says why"

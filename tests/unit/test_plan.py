@@ -4,6 +4,7 @@ from datetime import date
 from importlib import metadata
 
 import pytest
+import yaml
 from sites import DIGEST, FOLDER, SITES, checkouts, on, pinned
 
 from assay.canonical import sha256_json
@@ -111,6 +112,15 @@ def test_a_gguf_file_is_named_in_its_source(config):
     assert plan["model"]["source"] == "smollm2_135m_gguf"
     assert plan["model"]["gguf_file"].startswith("resources/smollm2_135m_gguf/")
     assert f"--model={plan['model']['gguf_file']}" in plan["argv"]
+
+
+def test_files_and_request_fields_of_an_arm_are_filled_in(config):
+    plan = serve_plan(config, "whisper_base_int8")
+    assert "name: whisper-base\n    path: resources/whisper_base_ct2" in plan["files"]["models.yaml"].replace(
+        "    ", "  "
+    )
+    assert "compute_type: int8_float32" in plan["files"]["models.yaml"]
+    assert plan["client"]["extra_body"] == {"model_name": "whisper-base"} and plan["client"]["model"] == "whisper-base"
 
 
 def test_a_planted_fault_is_appended_and_its_clean_twin_has_none(config):
@@ -236,7 +246,8 @@ PAIRS = [(site, arm) for site in SITES for arm in read_yaml(FOLDER / f"sites/{si
 @pytest.mark.parametrize(("site", "arm"), PAIRS)
 def test_every_arm_that_a_site_offers_has_a_whole_plan_on_a_machine_without_a_gpu(site, arm, tmp_path):
     config = pinned(on(site, trees=checkouts(tmp_path)))
-    family = "smollm2_135m" if config.arms[arm].weights == "gguf" or site == "embedded" else "qwen3_5_9b"
+    routes = getattr(config.arms[arm].client, "routes", {})
+    family = "whisper_base" if "transcription" in routes else "smollm2_135m" if site == "embedded" else "qwen3_5_9b"
     entry = ServedConfig(family=family, arm=arm, dtype=config.arms[arm].dtypes[0], deployment="qwen3_5_9b")
     plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
     assert plan["unsupported"] is None and plan["refused"] == []

@@ -768,6 +768,7 @@ class Fault(Strict):
         description="Gates expected to fail; empty: known not to be caught, say why in `note`"
     )
     note: str | None = None
+    modality: Literal["text", "asr"] = Field(default="text", description="Of the servers that can plant it")
     sampled: bool = Field(default=False, description="Shows on sampled items only")
     benign: bool = Field(default=False, description="A change that must not fail: a false alarm if it does")
 
@@ -844,7 +845,13 @@ class Config(Strict):
                 f"config '{name}': arm '{entry.arm}' cannot plant faults; use a config whose arm has `faults: true` "
                 f"({', '.join(sorted(key for key, value in self.arms.items() if value.faults))})"
             )
-        return Resolved(name=name, entry=entry, family=self.families[entry.family], arm=arm, fault=fault)
+        family = self.families[entry.family]
+        if fault and fault.modality != family.modality:
+            raise ConfigError(
+                f"config '{name}': fault '{fault_name}' is of {fault.modality} servers, and this one is of "
+                f"{family.modality}; config/faults.yaml has those of each"
+            )
+        return Resolved(name=name, entry=entry, family=family, arm=arm, fault=fault)
 
 
 class Resolved(Strict):

@@ -188,11 +188,12 @@ def verdict_inputs(wildcards):
 
 def matrix_faults(wildcards):
     """Faults and benign changes that can show on a config's sample sets."""
-    sampled = for_people(lambda: CONFIG.resolve(wildcards.config).sets) == ["sampled"]
+    resolved = for_people(CONFIG.resolve, wildcards.config)
+    sampled = resolved.sets == ["sampled"]
     return {
         name: fault.model_dump(mode="json")
         for name, fault in CONFIG.faults.items()
-        if fault.benign or fault.sampled == sampled
+        if fault.modality == resolved.family.modality and (fault.benign or fault.sampled == sampled)
     }
 
 

@@ -41,7 +41,7 @@ from assay.store import read_json, run_options
 SCHEMA_VERSION = "assay/serve/1"
 HOST = "127.0.0.1"
 RESOURCES = "resources"
-EMBEDDED = Path(assay.__file__).parent / "embedded/__main__.py"
+LIBRARY = Path(assay.__file__).parent
 MODELS, CACHES = "/models", "/caches"  # where a container finds them
 CONTAINER_PORT = 8000  # in a network of its own
 GIB = 2**30
@@ -521,8 +521,14 @@ def _project_code(process: Process, arm: Arm) -> dict[str, Any]:
     if process.environment != PROJECT:
         return {}
     if arm.identity.module == assay.__name__:
-        return {"versions": versions(LIBRARIES), "code": fingerprint(EMBEDDED)}
+        return {"versions": versions(LIBRARIES), "code": fingerprint(_entry_point(arm))}
     return {"versions": versions({*LIBRARIES, arm.identity.distribution})}
+
+
+def _entry_point(arm: Arm) -> Path:
+    """The file that `python -m assay.PACKAGE` of an arm of ours runs."""
+    package = arm.argv[arm.argv.index("-m") + 1]
+    return LIBRARY.joinpath(*package.split(".")[1:], "__main__.py")
 
 
 def _expanded(path: str, where: str) -> str:

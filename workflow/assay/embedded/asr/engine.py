@@ -227,10 +227,9 @@ class Engine:
         job.seek = self.hooks.advance(job.seek + used) if job.seek + used < job.frames else job.frames
 
     def _finish(self) -> None:
-        done = [job for job in self._jobs if job.done]
-        self._jobs = [job for job in self._jobs if not job.done]
-        for job, transcript in zip(done, self.hooks.answers([self._transcript(job) for job in done]), strict=True):
-            job.emit(transcript)
+        for job in [job for job in self._jobs if job.done]:
+            self._jobs.remove(job)
+            job.emit(self._transcript(job))
 
     def _transcript(self, job: Job) -> Transcript:
         segments = self.hooks.segments(job.segments, job.request)

@@ -16,7 +16,7 @@ import torch
 from transformers.audio_utils import mel_filter_bank
 
 from assay.embedded.asr.engine import WINDOW
-from assay.embedded.asr.hooks import RATE, Hooks, Request, Samples, Segment, Transcript
+from assay.embedded.asr.hooks import RATE, Hooks, Request, Samples, Segment
 from assay.embedded.faults import HttpFault
 from assay.embedded.switch import Switch
 from assay.errors import ConfigError
@@ -334,10 +334,15 @@ class TimesInText(Planted):
 # --- the answer --------------------------------------------------------------------------------------------------
 
 
-@fault("swapped", None, "requests that are done together get each other's transcripts")
-class Swapped(Planted):
-    def answers(self, transcripts: list[Transcript]) -> list[Transcript]:
-        return transcripts[1:] + transcripts[:1]
+@fault("neighbours", None, "while others are there, a request gets the transcript of the one that began before it")
+class Neighbours(Planted):
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._before: Request | None = None
+
+    def busy(self, request: Request, others: int) -> Request:
+        before, self._before = self._before, request
+        return _with(request, before.samples) if before and others else request
 
 
 @fault("empty_rarely", int, "one request in VALUE is answered with nothing")

@@ -113,7 +113,3 @@ class Hooks:
     def text(self, text: str) -> str:
         """The text of a segment as it is answered."""
         return text
-
-    def answers(self, transcripts: list[Transcript]) -> list[Transcript]:
-        """The answers to requests that are done at the same time, in their order."""
-        return transcripts

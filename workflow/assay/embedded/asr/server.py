@@ -71,7 +71,9 @@ def create_app(engine: Engine, served_name: str) -> FastAPI:
         if form.model != served_name:
             raise ApiError(404, f"the model '{form.model}' does not exist; this server has '{served_name}'", "model")
         if form.language is not None and form.language not in engine.languages:
-            raise ApiError(400, f"language: '{form.language}' is none of {', '.join(engine.languages)}", "language")
+            raise ApiError(
+                400, f"language: '{form.language}' is none of {', '.join(sorted(engine.languages))}", "language"
+            )
         if engine.error:
             raise ApiError(500, f"the engine stopped: {engine.error}")
         top = form.top_logprobs if form.include else None
@@ -139,11 +141,15 @@ async def _transcribe(engine: Engine, request: Request) -> Transcript:
         request = engine.hooks.request(request)
     except HttpFault as error:
         raise ApiError(500, str(error)) from None
-    answer: asyncio.Future[Transcript | Exception] = asyncio.get_running_loop().create_future()
     loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Transcript | Exception] = loop.create_future()
+
+    def give(transcript: Transcript | Exception) -> None:
+        if not answer.done():  # who asked may be gone
+            answer.set_result(transcript)
 
     def emit(transcript: Transcript | Exception) -> None:
-        loop.call_soon_threadsafe(lambda: answer.done() or answer.set_result(transcript))
+        loop.call_soon_threadsafe(give, transcript)
 
     engine.submit(request, emit)
     transcript = await answer
