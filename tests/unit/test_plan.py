@@ -4,7 +4,6 @@ from datetime import date
 from importlib import metadata
 
 import pytest
-import yaml
 from sites import DIGEST, FOLDER, SITES, checkouts, on, pinned
 
 from assay.canonical import sha256_json
