@@ -188,7 +188,7 @@ MAY_IMPORT = {
     "references": BASE | {"media", "metrics", "progress", "provenance", "samples", "sources", "store"},
     "judging": BASE | {"progress", "provenance", "references", "samples", "sources", "store"},
     "scoring": BASE | {"metrics", "provenance", "samples", "store", "tokens", "verdicts"},
-    "embedded": BASE | {"provenance"},
+    "embedded": BASE | {"media", "provenance"},
 }
 ABOVE = {"cli", "embedded"}
 STANDARD = {"math", "re", "string", "unicodedata", "enum", "functools", "inspect", "importlib", "dataclasses", "typing"}

@@ -4,6 +4,7 @@ from datetime import date
 from importlib import metadata
 
 import pytest
+import yaml
 from sites import DIGEST, FOLDER, SITES, checkouts, on, pinned
 
 from assay.canonical import sha256_json
@@ -115,10 +116,9 @@ def test_a_gguf_file_is_named_in_its_source(config):
 
 def test_files_and_request_fields_of_an_arm_are_filled_in(config):
     plan = serve_plan(config, "whisper_base_int8")
-    assert "name: whisper-base\n    path: resources/whisper_base_ct2" in plan["files"]["models.yaml"].replace(
-        "    ", "  "
-    )
-    assert "compute_type: int8_float32" in plan["files"]["models.yaml"]
+    (model,) = yaml.safe_load(plan["files"]["models.yaml"])["models"]
+    assert (model["name"], model["path"]) == ("whisper-base", "resources/whisper_base_ct2")
+    assert model["model_options"] == {"device": "cpu", "compute_type": "int8_float32", "cpu_threads": 1}
     assert plan["client"]["extra_body"] == {"model_name": "whisper-base"} and plan["client"]["model"] == "whisper-base"
 
 

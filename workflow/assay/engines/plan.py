@@ -520,15 +520,15 @@ def _project_code(process: Process, arm: Arm) -> dict[str, Any]:
     """What serves an arm from the project's own environment, which has no manifest that a rule could depend on."""
     if process.environment != PROJECT:
         return {}
-    if arm.identity.module == assay.__name__:
-        return {"versions": versions(LIBRARIES), "code": fingerprint(_entry_point(arm))}
+    if entry := _entry_point(arm):
+        return {"versions": versions(LIBRARIES), "code": fingerprint(entry)}
     return {"versions": versions({*LIBRARIES, arm.identity.distribution})}
 
 
-def _entry_point(arm: Arm) -> Path:
-    """The file that `python -m assay.PACKAGE` of an arm of ours runs."""
-    package = arm.argv[arm.argv.index("-m") + 1]
-    return LIBRARY.joinpath(*package.split(".")[1:], "__main__.py")
+def _entry_point(arm: Arm) -> Path | None:
+    """The file that `python -m assay.PACKAGE` of an arm of ours runs; None: it runs another's server."""
+    package = next((word for word in arm.argv if word.startswith(f"{assay.__name__}.")), None)
+    return None if package is None else LIBRARY.joinpath(*package.split(".")[1:], "__main__.py")
 
 
 def _expanded(path: str, where: str) -> str:
