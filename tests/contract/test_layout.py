@@ -187,7 +187,7 @@ MAY_IMPORT = {
     "samples": BASE | {"config", "sources", "store"},
     "references": BASE | {"media", "metrics", "progress", "provenance", "samples", "sources", "store"},
     "judging": BASE | {"progress", "provenance", "references", "samples", "sources", "store"},
-    "scoring": BASE | {"metrics", "provenance", "samples", "store", "tokens", "verdicts"},
+    "scoring": BASE | {"media", "metrics", "provenance", "samples", "store", "tokens", "verdicts"},
     "embedded": BASE | {"media", "provenance"},
 }
 ABOVE = {"cli", "embedded"}

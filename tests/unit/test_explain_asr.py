@@ -18,8 +18,9 @@ def shown(thing):
 
 
 def test_an_alignment_marks_wrong_missing_and_invented_words():
-    places = align_words("one two three four", "one too four five").places
-    assert shown(aligned(places)).strip() == "one ⟨too→two⟩ -three- four +five+"
+    places = align_words("one two three", "one too three four").places
+    assert shown(aligned(places)).strip() == "one ⟨too→two⟩ three +four+"
+    assert shown(aligned(align_words("one two three", "one three").places)).strip() == "one -two- three"
     assert shown(aligned(())).strip() == "nothing"
 
 

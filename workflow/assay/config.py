@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from enum import StrEnum
 from pathlib import Path
@@ -941,17 +941,34 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(where, item) for item in error.errors())) from None
+        raise ConfigError("\n".join(_explain(where, value, item) for item in error.errors())) from None
 
 
-def _explain(where: str, item: Mapping[str, Any]) -> str:
-    keys = ".".join(str(part) for part in item["loc"])
+def _explain(where: str, value: Any, item: Mapping[str, Any]) -> str:
+    keys = ".".join(_keys(value, item["loc"]))
+    if item["type"] == "union_tag_invalid":
+        tag = item["ctx"]
+        name = ".".join([*filter(None, [keys]), tag["discriminator"].strip("'")])
+        return f"{where}: {name}: one of {tag['expected_tags']} is needed (found '{tag['tag']}')"
+    if item["type"] == "union_tag_not_found":
+        name = item["ctx"]["discriminator"].strip("'")
+        return f"{where}: key '{name}' is missing"
     if item["type"] == "extra_forbidden":
         return f"{where}: unknown key '{keys}'; remove it or correct its spelling"
     if item["type"] == "missing":
         return f"{where}: key '{keys}' is missing"
     found = repr(item["input"])
     return f"{where}: {keys or 'value'}: {item['msg']} (found {found if len(found) <= 80 else found[:77] + '...'})"
+
+
+def _keys(value: Any, loc: Sequence[int | str]) -> Iterator[str]:
+    """Keys that lead to a place in `value`: without the tag of a union, which is none."""
+    for place, part in enumerate(loc):
+        if isinstance(value, Mapping) and part not in value and place < len(loc) - 1:
+            continue
+        yield str(part)
+        known = (isinstance(value, Mapping) and part in value) or (isinstance(value, list) and isinstance(part, int))
+        value = value[part] if known else None
 
 
 def read_yaml(path: str | Path) -> Any:
