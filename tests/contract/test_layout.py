@@ -190,11 +190,11 @@ MAY_IMPORT = {
     "engines": BASE | {"config", "devices", "fingerprint", "provenance", "store"},
     "sources": BASE | {"config", "store"},
     "samples": BASE | {"config", "sources", "store"},
-    "references": BASE | {"environments", "media", "progress", "provenance", "samples", "sources", "store"},
+    "references": BASE | {"environments", "media", "metrics", "progress", "provenance", "samples", "sources", "store"},
     "judging": BASE | {"progress", "provenance", "references", "samples", "sources", "store"},
-    "scoring": BASE | {"metrics", "provenance", "samples", "store", "tokens", "verdicts"},
+    "scoring": BASE | {"media", "metrics", "provenance", "samples", "store", "tokens", "verdicts"},
     "drivers": {"errors"},
-    "embedded": BASE | {"drivers", "provenance"},
+    "embedded": BASE | {"drivers", "media", "provenance"},
 }
 ABOVE = {"cli", "embedded"}
 STANDARD = {"math", "re", "string", "unicodedata", "enum", "functools", "inspect", "importlib", "dataclasses", "typing"}

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.references.causal_lm import ArmSettings, CausalLM, Prompt, Sampling, arm_settings, batches
+from assay.references.arms import ArmSettings, arm_settings
+from assay.references.causal_lm import CausalLM, Prompt, Sampling, batches
 
 
 @pytest.fixture(scope="module")

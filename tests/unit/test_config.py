@@ -56,7 +56,7 @@ def test_schemas_for_editors_are_in_step_with_the_models():
             lambda c: c["smollm2_135m"].update(arm="mstar", dtype="bfloat16", instances=[[LOAD | {"stream": True}]]),
             "smollm2_135m: a pass sets `stream`, and arm 'mstar' speaks mstar, which has none",
         ),
-        ("families/smollm2_135m.yaml", lambda c: c.update(modality="smell"), r"modality: .*text.* \(found 'smell'\)"),
+        ("families/smollm2_135m.yaml", lambda c: c.update(modality="smell"), r"modality: .*'text'.* \(found 'smell'\)"),
         ("configs.yaml", lambda c: c.update(qwen={"unsupported": ""}), "qwen: unsupported: .*at least 10"),
         (
             "configs.yaml",
@@ -301,6 +301,13 @@ def test_a_fault_needs_an_arm_with_a_switch(folder):
         loaded.resolve("smollm2_135m_vllm+rope_theta")
     with pytest.raises(ConfigError, match="unknown fault 'rope_teta'"):
         loaded.resolve("smollm2_135m_embedded+rope_teta")
+
+
+def test_a_fault_is_planted_in_servers_of_its_modality_only(folder):
+    loaded = config.load({"site": "embedded"}, folder)
+    assert loaded.resolve("whisper_base_embedded+asr_mel_htk").fault.argument == "mel_htk"
+    with pytest.raises(ConfigError, match=r"'asr_mel_htk' is of asr servers, and this one is of text"):
+        loaded.resolve("smollm2_135m_embedded+asr_mel_htk")
 
 
 def test_an_unsupported_config_carries_its_reason(folder):

@@ -6,7 +6,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from assay.engines.instance import cache_states, instance_folder, lay_out_hub
+from assay.engines.instance import cache_states, instance_folder, lay_out_hub, write_files
 from assay.engines.plan import fill_instance
 from assay.errors import StoreError
 
@@ -24,11 +24,21 @@ def test_two_instances_share_no_path_and_no_port():
     plan = {
         "argv": ["--port={port}", "--sockets={instance_dir}/s", "--mesh={side_port_mesh}", '--x={"a": 1}'],
         "env": {"TMPDIR": "{instance_dir}"},
+        "files": {"engine.yaml": "{listen: {side_port_mesh}, tmp: {instance_dir}}"},
     }
-    argv, env = fill_instance(plan, "one", {"mesh": 9001})
+    argv, env, files = fill_instance(plan, "one", {"mesh": 9001})
     assert argv == ["--port={port}", "--sockets=one/s", "--mesh=9001", '--x={"a": 1}'] and env == {"TMPDIR": "one"}
-    others, other_env = fill_instance(plan, "two", {"mesh": 9002})
-    assert set(argv) & set(others) == {"--port={port}", '--x={"a": 1}'} and env != other_env
+    assert files == {"engine.yaml": "{listen: 9001, tmp: one}"}
+    others, other_env, other_files = fill_instance(plan, "two", {"mesh": 9002})
+    assert set(argv) & set(others) == {"--port={port}", '--x={"a": 1}'} and env != other_env and files != other_files
+
+
+def test_files_of_an_instance_lie_in_its_folder_and_go_with_it():
+    with instance_folder(PLAIN) as folder:
+        write_files(folder, {"engine.yaml": "device: cpu\n"})
+        assert (folder / "engine.yaml").read_text() == "device: cpu\n"
+    with pytest.raises(StoreError, match=r"cannot write .*engine\.yaml: No such file"):
+        write_files(folder, {"engine.yaml": ""})
 
 
 def test_weights_are_found_by_name_where_an_engine_takes_no_path(tmp_path):

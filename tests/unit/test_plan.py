@@ -5,6 +5,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from sites import DIGEST, FOLDER, SITES, checkouts, on, pinned
 
 from assay.canonical import sha256_json
@@ -130,6 +131,14 @@ def test_a_gguf_file_is_named_in_its_source(config):
     assert f"--model={plan['model']['gguf_file']}" in plan["argv"]
 
 
+def test_files_and_request_fields_of_an_arm_are_filled_in(config):
+    plan = serve_plan(config, "whisper_base_int8")
+    (model,) = yaml.safe_load(plan["files"]["models.yaml"])["models"]
+    assert (model["name"], model["path"]) == ("whisper-base", "resources/whisper_base_ct2")
+    assert model["model_options"] == {"device": "cpu", "compute_type": "int8_float32", "cpu_threads": 1}
+    assert plan["client"]["extra_body"] == {"model_name": "whisper-base"} and plan["client"]["model"] == "whisper-base"
+
+
 def test_a_planted_fault_is_appended_and_its_clean_twin_has_none(config):
     clean = serve_plan(config, "smollm2_135m_embedded")
     faulty = serve_plan(config, "smollm2_135m_embedded+rope_theta")
@@ -253,12 +262,14 @@ PAIRS = [(site, arm) for site in SITES for arm in read_yaml(FOLDER / f"sites/{si
 @pytest.mark.parametrize(("site", "arm"), PAIRS)
 def test_every_arm_that_a_site_offers_has_a_whole_plan_on_a_machine_without_a_gpu(site, arm, tmp_path):
     config = pinned(on(site, trees=checkouts(tmp_path)))
+    weights, routes = config.arms[arm].weights, getattr(config.arms[arm].client, "routes", {})
     small = {"onnx": "hibari_tts", "gguf": "smollm2_135m"}
-    family = small.get(config.arms[arm].weights, "smollm2_135m" if site == "embedded" else "qwen3_5_9b")
+    family = small.get(weights, "smollm2_135m" if site == "embedded" else "qwen3_5_9b")
+    family = "whisper_base" if "transcription" in routes else family
     entry = ServedConfig(family=family, arm=arm, dtype=config.arms[arm].dtypes[0], deployment="qwen3_5_9b")
     plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
     assert plan["unsupported"] is None and plan["refused"] == []
-    argv, env = fill_instance(plan, "instance", dict.fromkeys(plan["side_ports"], 1))
+    argv, env, _ = fill_instance(plan, "instance", dict.fromkeys(plan["side_ports"], 1))
     left = {word for word in [*argv, *env.values(), plan["client"]["model"]] if re.search(r"\{\w+\}", word)}
     assert left <= {"--port={port}", "--host={host}"}
     assert (plan["container"] is None) == (plan["environment"] is not None)

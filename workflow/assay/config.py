@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from enum import StrEnum
 from pathlib import Path
@@ -45,11 +45,13 @@ GateName = Literal[
     "G-needle",
     "G-surprisal",
     "G-support",
+    "G-transcript",
+    "G-wer",
+    "G-silence",
     "G-contract",
     "G-header",
     "G-damage",
     "G-duration",
-    "G-wer",
     "G-catastrophe",
     "G-ends",
     "G-window",
@@ -301,14 +303,16 @@ class OpenAISpec(Strict):
     """How to talk to an arm that has OpenAI's routes."""
 
     protocol: Literal["openai"]
-    routes: dict[Literal["chat", "completion", "image", "speech"], str] = Field(
+    routes: dict[Literal["chat", "completion", "image", "speech", "transcription"], str] = Field(
         min_length=1, description="Item kind -> HTTP path"
     )
     model: str = Field(description="Model name to send; a template like argv")
     stream: bool = False
     logprobs: bool = Field(description="Whether to ask for logprobs and top_logprobs")
     top_logprobs: int = Field(default=20, ge=0, le=20)
-    extra_body: dict[str, Any] = Field(default={}, description="Engine-specific request fields")
+    extra_body: dict[str, Any] = Field(
+        default={}, description="Engine-specific request fields, of a form too; text is a template like argv"
+    )
     audio_format: Literal["wav", "pcm"] = Field(default="wav", description="Speech: the response_format asked for")
     sample_rate: int | None = Field(
         default=None, gt=0, description="Speech: of raw samples (pcm), which don't say [Hz]"
@@ -410,8 +414,9 @@ class Image(Strict):
     digest: str | None = Field(pattern=r"^sha256:[0-9a-f]{64}$", description="null: refused, unless `allow_tag` is set")
 
 
-WeightFormat = Literal["transformers", "gguf", "onnx"]
+WeightFormat = Literal["transformers", "gguf", "onnx", "ctranslate2"]
 Environment = dict[str, str]
+Files = dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], str]
 Caches = dict[Name, Annotated[list[str], Field(min_length=1)]]
 
 
@@ -474,6 +479,9 @@ class Arm(Strict):
     container: Container | None = None
     argv: list[str] = Field(min_length=1, description="Command; {placeholders} are filled by the serve plan")
     env: Environment = Field(default={}, description="Environment variables added for the server; templates too")
+    files: Files = Field(
+        default={}, description="Name -> content, a template too: written into {instance_dir} before a process starts"
+    )
     caches: Caches = Field(
         default={}, description="Kind of cache -> variables set to its folder, which is kept per arm and image"
     )
@@ -506,6 +514,8 @@ class Arm(Strict):
         images = {kind for kind, device in self.devices.items() if device.image}
         if self.process and images:
             raise ValueError(f"devices.{min(images)}.image: a process has no image; move the arm to `container`")
+        if self.container and self.files:
+            raise ValueError("files: a container has its own; only a process gets them")
         if self.container and (not self.devices or images != self.devices.keys()):
             missing = min(self.devices.keys() - images, default="KIND")
             raise ValueError(f"devices.{missing}.image is missing: a container needs one for each kind of device")
@@ -531,13 +541,14 @@ class VariantProcess(Strict):
 
 
 class Variant(Strict):
-    """An arm that is another one but for its environment variables or its checkout."""
+    """An arm that is another one but for its environment variables, its files or its checkout."""
 
     like: Name = Field(description="The arm that it is a variant of")
     description: str
     recipe: str = Field(description="Where the difference comes from; a note for readers, in no plan")
     recipe_date: date = Field(description="When the launch line was last compared with its recipe")
     env: Environment = {}
+    files: Files = {}
     devices: dict[DeviceKind, VariantDevice] = {}
     process: VariantProcess | None = None
 
@@ -638,15 +649,29 @@ class ModelSpec(Strict):
     context: int | None = Field(default=None, ge=1, description="Longest context served, tokens; null: it has none")
 
 
+FloorChange = Literal["batch", "attention", "chunked", "dither", "matmul"]
+_CHANGES_OF = {  # what a kind of reference can change without harm
+    "causal_lm": {"batch", "attention", "chunked", "matmul"},
+    "whisper": {"batch", "attention", "dither", "matmul"},
+}
+
+
 class ReferenceSpec(Strict):
     """What the served output is judged against."""
 
-    kind: Literal["causal_lm"]
+    kind: Literal["causal_lm", "whisper"]
     weights: Literal["transformers"] = Field(default="transformers", description="Weight format it loads")
     dtype: Dtype = Field(description="Precision of the judge")
-    floor: dict[Tier, Annotated[list[Literal["batch", "attention", "chunked", "matmul"]], AfterValidator(_once)]] = (
-        Field(description="Benign changes that make the floor arms, by tier")
+    floor: dict[Tier, Annotated[list[FloorChange], AfterValidator(_once)]] = Field(
+        description="Benign changes that make the floor arms, by tier"
     )
+
+    @model_validator(mode="after")
+    def _knows_its_changes(self) -> ReferenceSpec:
+        for tier, changes in self.floor.items():
+            if unknown := sorted(set(changes) - _CHANGES_OF[self.kind]):
+                raise ValueError(f"floor.{tier}: {self.kind} has no change '{unknown[0]}'")
+        return self
 
 
 class ExternalReference(Strict):
@@ -725,11 +750,31 @@ class TextGates(MarginGates):
         return value
 
 
+NormaliserName = Literal["whisper_english", "whisper_basic", "whisper_basic_marks", "whisper_basic_letters", "nfc"]
+
+
+class AsrGates(MarginGates):
+    """Options of the gates of transcripts."""
+
+    normaliser: NormaliserName = Field(default="whisper_english", description="What the gates' words went through")
+    other_normaliser: NormaliserName = Field(default="whisper_basic", description="A second one, scored and not gated")
+    wer_margin: float = Field(default=0.005, gt=0, description="Allowed rise of the corpus word error rate [fraction]")
+    edit_rate: float = Field(default=0.3, gt=0, description="Edits per word of the judge's transcript that stand out")
+    edit_ratio: float = Field(default=3.0, ge=1, description="... and how many times the floor's largest they must be")
+    missing_words: int = Field(
+        default=5, ge=1, description="Words missing at an end, beyond the reference's, that fail"
+    )
+    repeats: float = Field(default=0.3, gt=0, le=1, description="Repeated trigrams beyond the reference's that fail")
+    silence_words: float = Field(
+        default=10.0, gt=0, description="Words per minute without speech that are allowed beyond the reference's"
+    )
+
+
 class TtsGates(GateOptions):
     """Options of the speech gates."""
 
 
-AnyGates = TextGates | TtsGates
+AnyGates = TextGates | AsrGates | TtsGates  # of whatever modality
 
 
 class FamilyBase(Strict):
@@ -761,6 +806,14 @@ class TextFamily(FamilyBase):
     gates: TextGates = TextGates()
 
 
+class AsrFamily(FamilyBase):
+    """A family that transcribes speech."""
+
+    modality: Literal["asr"]
+    reference: ReferenceSpec
+    gates: AsrGates = AsrGates()
+
+
 class TtsFamily(FamilyBase):
     """A family that speaks."""
 
@@ -774,8 +827,8 @@ class TtsFamily(FamilyBase):
         return self.listener
 
 
-Family = Annotated[TextFamily | TtsFamily, Field(discriminator="modality")]
-FAMILIES: dict[str, type[TextFamily] | type[TtsFamily]] = {"text": TextFamily, "tts": TtsFamily}
+Family = Annotated[TextFamily | AsrFamily | TtsFamily, Field(discriminator="modality")]
+FAMILIES: dict[str, type[FamilyBase]] = {"text": TextFamily, "asr": AsrFamily, "tts": TtsFamily}
 
 
 class ServedConfig(Strict):
@@ -815,7 +868,7 @@ class Fault(Strict):
         description="Gates expected to fail; empty: known not to be caught, say why in `note`"
     )
     note: str | None = None
-    modality: Literal["text", "tts"] = Field(default="text", description="Of the servers that can plant it")
+    modality: Literal["text", "asr", "tts"] = Field(default="text", description="Of the servers that can plant it")
     sampled: bool = Field(default=False, description="Shows on sampled items only")
     benign: bool = Field(default=False, description="A change that must not fail: a false alarm if it does")
 
@@ -1007,17 +1060,34 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(where, item) for item in error.errors())) from None
+        raise ConfigError("\n".join(_explain(where, value, item) for item in error.errors())) from None
 
 
-def _explain(where: str, item: Mapping[str, Any]) -> str:
-    keys = ".".join(str(part) for part in item["loc"])
+def _explain(where: str, value: Any, item: Mapping[str, Any]) -> str:
+    keys = ".".join(_keys(value, item["loc"]))
+    if item["type"] == "union_tag_invalid":
+        tag = item["ctx"]
+        name = ".".join([*filter(None, [keys]), tag["discriminator"].strip("'")])
+        return f"{where}: {name}: one of {tag['expected_tags']} is needed (found '{tag['tag']}')"
+    if item["type"] == "union_tag_not_found":
+        name = item["ctx"]["discriminator"].strip("'")
+        return f"{where}: key '{name}' is missing"
     if item["type"] == "extra_forbidden":
         return f"{where}: unknown key '{keys}'; remove it or correct its spelling"
     if item["type"] == "missing":
         return f"{where}: key '{keys}' is missing"
     found = repr(item["input"])
     return f"{where}: {keys or 'value'}: {item['msg']} (found {found if len(found) <= 80 else found[:77] + '...'})"
+
+
+def _keys(value: Any, loc: Sequence[int | str]) -> Iterator[str]:
+    """Keys that lead to a place in `value`: without the tag of a union, which is none."""
+    for place, part in enumerate(loc):
+        if isinstance(value, Mapping) and part not in value and place < len(loc) - 1:
+            continue
+        yield str(part)
+        known = (isinstance(value, Mapping) and part in value) or (isinstance(value, list) and isinstance(part, int))
+        value = value[part] if known else None
 
 
 def read_yaml(path: str | Path) -> Any:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from assay import store
 from assay.errors import AssayError
+from assay.explain_asr import transcript_panel, worst_transcripts
 from assay.gate import read_verdict
 from assay.records import SERVED, Status
 from assay.run import Run, prompt_text, response_rows, run_of, token_rows
@@ -67,14 +68,14 @@ def explain(path: str | Path, console: Console, brief: bool = False, items: int 
     for line in _instances(verdict):
         console.print(line)
     try:
-        shown = list(worst_divergences(verdict, run_of(path), items))
+        shown = list(_worst(verdict, run_of(path), items))
     except AssayError as error:
         console.print(Text(f"The worst items cannot be shown: {error}", style="yellow"))
         return
     if shown:
         console.print(Text("\nWorst items", style="bold"))
-    for divergence in shown:
-        console.print(_divergence(divergence))
+    for panel in shown:
+        console.print(panel)
 
 
 def _headline(verdict: Verdict, path: str | Path) -> Panel:
@@ -161,13 +162,24 @@ def _share(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.0%}"
 
 
+def _worst(verdict: Verdict, run: Run, count: int) -> Iterator[Panel]:
+    """The worst items of a run, as its modality shows them."""
+    if not run.scores.exists() or not verdict.provenance:
+        return
+    if verdict.config.modality != "asr":
+        yield from map(_divergence, worst_divergences(verdict, run, count))
+        return
+    outputs = {arm: run.served(arm, "outputs") for entry in verdict.instances for arm in entry.arms}
+    plan = store.read_provenance(next(iter(outputs.values())))["options"]
+    transcripts = worst_transcripts(run.results.parent, run.scores, outputs, plan, verdict.options, count)
+    yield from map(transcript_panel, transcripts)
+
+
 # --- worst items -------------------------------------------------------------------------------------------------
 
 
 def worst_divergences(verdict: Verdict, run: Run, count: int) -> Iterator[Divergence]:
     """The items with the largest margins of the served passes, worst first, one pass each."""
-    if not run.scores.exists() or not verdict.provenance:
-        return
     scores = store.read_table(run.scores, "scores", ["item_id", "arm", "metric", "value", "aux"])
     margins = scores.filter(pc.and_(pc.equal(scores["metric"], "margin_max"), pc.greater(scores["value"], 0)))
     rows = [row for row in margins.to_pylist() if row["arm"].startswith(SERVED)]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from assay.judging import text
+from assay.judging import asr, text
 from assay.samples.lock import modality_of
 
 Judge = Callable[[Path, str, list[Path], Path, Path, int], None]
 
-JUDGES: dict[str, Judge] = {"text": text.judge}
+JUDGES: dict[str, Judge] = {"text": text.judge, "asr": asr.judge}
 
 
 def judge(

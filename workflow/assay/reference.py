@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.references import text, tts
+from assay.references import asr, text, tts
 from assay.samples.lock import modality_of
 
 Reference = Callable[[Path, Path, str, Mapping[str, Any], Path, int], None]
 
-REFERENCES: dict[str, Reference] = {"text": text.reference, "tts": tts.reference}
+REFERENCES: dict[str, Reference] = {"text": text.reference, "asr": asr.reference, "tts": tts.reference}
 
 
 def reference(

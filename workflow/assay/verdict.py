@@ -58,6 +58,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
         files.floor,
     ]
     suite = suite_of(plan["modality"])
+    scored = store.read_provenance(files.scores)["options"]  # the run's own, and what words were normalised by
     gates = parse(suite.options, dict(options), "gate options")
     facts = RunFacts(
         config=_config_info(plan, store.read_provenance(files.tokens[0])["options"]),
@@ -84,7 +85,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
         floor_values(store.iter_tables(files.floor, "floor")),
         facts,
         _tool(),
-        provenance("verdict", inputs, {"run": plan, "scoring": gates.model_dump(mode="json")}),
+        provenance("verdict", inputs, {**scored, "scoring": gates.model_dump(mode="json")}),
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic_core import from_json
 
 from assay.records import ResponseStatus
+
+MAX_ID = 2**31 - 1
+_MAX_FLOAT32 = (2 - 2**-23) * 2.0**127  # a larger number is infinite in the table
 
 
 class BadAnswer(Exception):
@@ -45,7 +49,7 @@ def error_message(body: Any) -> str | None:
         return None
     error = body.get("error") or body.get("detail") or (body if body.get("object") == "error" else None)
     if isinstance(error, dict):
-        error = error.get("message") or error
+        error = error.get("message") or error_message(error) or error
     return str(error) if error else None
 
 
@@ -69,3 +73,38 @@ def typed(value: Any, kind: type, what: str) -> Any:
     if not isinstance(value, kind):
         raise malformed(f"{what} should be a {kind.__name__}, found {excerpt(repr(value))}")
     return value
+
+
+def check_unicode(text: str) -> None:
+    """Refuse a text that no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise malformed(f"the text holds a lone surrogate at character {error.start}") from None
+
+
+def ids_or_none(value: Any, what: str) -> list[int] | None:
+    """`value` if it is null or a list of token ids; else the answer is malformed."""
+    if value is None:
+        return None
+    for token in typed(value, list, what):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_ID:
+            raise malformed(f"{what} holds {token!r}, which is no token id")
+    return value
+
+
+def finite(value: Any, what: str) -> float:
+    """`value` as a float. A null, or a number that is no finite float32, even as a string, is wrong, not a gap."""
+    number = math.nan if value is None else value
+    if isinstance(number, str):
+        try:
+            number = float(number)
+        except ValueError:
+            raise malformed(f"{what} should be a number, found {value!r}") from None
+        if math.isfinite(number):
+            raise malformed(f"{what} should be a number, found the string {value!r}")
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise malformed(f"{what} should be a number, found {value!r}")
+    if not abs(number) <= _MAX_FLOAT32:  # compared as it is: NaN is no smaller, and a huge integer has no float
+        raise BadAnswer(ResponseStatus.NONFINITE, f"{what} is {'null' if value is None else excerpt(str(value))}")
+    return float(number)

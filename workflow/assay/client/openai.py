@@ -1,6 +1,6 @@
 """OpenAI-style routes. Chat and completions: an item's request as JSON, its answer as a body or as server-sent events.
 
-Speech is in `client.speech`.
+Speech is in `client.speech`, transcriptions are in `client.transcription`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from assay.client.answers import BadAnswer, http_error_message, malformed, parse
 from assay.client.payloads import Answer
 from assay.client.speech import exchange_speech
 from assay.client.sse import events
+from assay.client.transcription import exchange_file, probe_clip
 from assay.client.transport import PROBE_TEXT, Attempt, Exchange, Item, Row, post, probe_of
 from assay.config import OpenAISpec, Strict
 from assay.errors import ConfigError
 from assay.records import ResponseStatus
 
-Route = Literal["chat", "completion", "speech"]
+Route = Literal["chat", "completion", "speech", "transcription"]
 
 
 class OpenAIPlan(Strict):
@@ -55,16 +56,23 @@ class OpenAIPlan(Strict):
             body = {"model": self.model, **request, "response_format": self.audio_format, **self.extra_body}
             asked = body | self.stream_body if self.stream else body
             return partial(exchange_speech, path, asked, f"{item['item_id']}.{self.audio_format}", self.stream)
+        if route == "transcription":
+            top_logprobs = self.top_logprobs if self.logprobs else None
+            fields = {"model": self.model, **request, **self.extra_body}
+            return partial(exchange_file, path, fields, item["audio"], top_logprobs)
         return partial(_exchange, self, path, request_body(self, route, request))
 
     def probe_item(self) -> Item:
-        """A greeting, answered by one token, or spoken."""
+        """A greeting, answered by one token, or spoken; where nothing can be said, a clip to transcribe."""
         one_token = {"max_tokens": 1, "temperature": 0}
         if "chat" in self.routes:
             return probe_of({"messages": [{"role": "user", "content": PROBE_TEXT}], **one_token})
         if "completion" in self.routes:
             return probe_of({"prompt": PROBE_TEXT, **one_token})
-        return probe_of({"input": PROBE_TEXT})
+        if "speech" in self.routes:
+            return probe_of({"input": PROBE_TEXT})
+        clip = probe_clip()
+        return probe_of({"file": clip["path"], "language": "en", "temperature": 0}, audio=clip)
 
 
 def route_of(plan: OpenAIPlan, request: Mapping[str, Any]) -> Route:
@@ -73,7 +81,12 @@ def route_of(plan: OpenAIPlan, request: Mapping[str, Any]) -> Route:
     Raises:
         ConfigError: the plan has none for a request of this kind.
     """
-    kinds: dict[str, Route] = {"messages": "chat", "prompt": "completion", "input": "speech"}
+    kinds: dict[str, Route] = {
+        "messages": "chat",
+        "prompt": "completion",
+        "input": "speech",
+        "file": "transcription",
+    }
     route = next(route for key, route in kinds.items() if key in request)
     if route not in plan.routes:
         raise ConfigError(

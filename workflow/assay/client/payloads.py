@@ -7,18 +7,25 @@ same string.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.client.answers import BadAnswer, error_message, excerpt, malformed, typed
+from assay.client.answers import (
+    MAX_ID,
+    BadAnswer,
+    check_unicode,
+    error_message,
+    excerpt,
+    finite,
+    ids_or_none,
+    malformed,
+    typed,
+)
 from assay.records import Evidence, ResponseStatus
 
 MIN_TOP_K = 5  # of evidence level E0
 _TOKEN_ID = re.compile(r"token_id:(\d+)")
-_MAX_ID = 2**31 - 1
-_MAX_FLOAT32 = (2 - 2**-23) * 2.0**127  # a larger logprob is infinite in the table
 
 
 @dataclass
@@ -55,15 +62,19 @@ class Answer:
         if choice.get("index", 0) != 0:
             raise malformed(f"choice {choice['index']!r} was never asked for")
         self._absorb_prompt_ids(choice.get("prompt_token_ids"))
-        text, ids, steps = _text(choice), _ids(choice.get("token_ids"), "token_ids"), _steps(choice.get("logprobs"))
+        text, ids, steps = (
+            _text(choice),
+            ids_or_none(choice.get("token_ids"), "token_ids"),
+            _steps(choice.get("logprobs")),
+        )
         self.text += text
         if ids is not None:
             self.token_ids = (self.token_ids or []) + ids
         for token, logprob, top in steps:
             self.named_ids.append(self._named_id(token))
-            self.logprobs.append(_finite(logprob, f"logprob of token {len(self.logprobs)}"))
+            self.logprobs.append(finite(logprob, f"logprob of token {len(self.logprobs)}"))
             where = f"top logprob of token {len(self.tops)}"
-            self.tops.append([(self._named_id(name), _finite(value, where)) for name, value in top])
+            self.tops.append([(self._named_id(name), finite(value, where)) for name, value in top])
         finish = choice.get("finish_reason")
         if finish is not None:
             self.finish_reason = typed(finish, str, "finish_reason")
@@ -80,7 +91,7 @@ class Answer:
                 self.prompt_tokens, self.output_tokens = prompt, output
 
     def _absorb_prompt_ids(self, value: Any) -> None:
-        ids = _ids(value, "prompt_token_ids")
+        ids = ids_or_none(value, "prompt_token_ids")
         if ids is not None:
             self.prompt_token_ids = ids
 
@@ -88,8 +99,8 @@ class Answer:
         match = _TOKEN_ID.fullmatch(token) if self.ids_in_strings and isinstance(token, str) else None
         if match is None:
             return None
-        if len(match[1]) > len(str(_MAX_ID)) or int(match[1]) > _MAX_ID:
-            raise malformed(f"{excerpt(token)!r} names no token id: the largest is {_MAX_ID}")
+        if len(match[1]) > len(str(MAX_ID)) or int(match[1]) > MAX_ID:
+            raise malformed(f"{excerpt(token)!r} names no token id: the largest is {MAX_ID}")
         return int(match[1])
 
     def row(self, top_k: int) -> dict[str, Any]:
@@ -100,7 +111,7 @@ class Answer:
         Raises:
             BadAnswer: the answer is empty, or contradicts itself.
         """
-        _check_unicode(self.text)
+        check_unicode(self.text)
         ids = self._sampled_ids()
         # An immediate end of turn is an answer: no text, but a token was sampled.
         if not self.text and not ids and not self.output_tokens:
@@ -159,45 +170,12 @@ def _text(choice: dict[str, Any]) -> str:
     return "" if text is None else typed(text, str, "the text")
 
 
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise malformed(f"the text holds a lone surrogate at character {error.start}") from None
-
-
 def _count(value: Any, what: str) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_ID:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_ID:
         raise malformed(f"{what} should be a count, found {value!r}")
     return value
-
-
-def _ids(value: Any, what: str) -> list[int] | None:
-    if value is None:
-        return None
-    for token in typed(value, list, what):
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= _MAX_ID:
-            raise malformed(f"{what} holds {token!r}, which is no token id")
-    return value
-
-
-def _finite(value: Any, what: str) -> float:
-    """`value` as a float. A null, or a number that is no finite float32, even as a string, is wrong, not a gap."""
-    number = math.nan if value is None else value
-    if isinstance(number, str):
-        try:
-            number = float(number)
-        except ValueError:
-            raise malformed(f"{what} should be a number, found {value!r}") from None
-        if math.isfinite(number):
-            raise malformed(f"{what} should be a number, found the string {value!r}")
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise malformed(f"{what} should be a number, found {value!r}")
-    if not abs(number) <= _MAX_FLOAT32:  # compared as it is: NaN is no smaller, and a huge integer has no float
-        raise BadAnswer(ResponseStatus.NONFINITE, f"{what} is {'null' if value is None else excerpt(str(value))}")
-    return float(number)
 
 
 Step = tuple[Any, Any, list[tuple[Any, Any]]]  # token, logprob, [(token, logprob)]

@@ -48,6 +48,15 @@ def lay_out_hub(cache: Path, directory: str | Path, repo: str, revision: str) ->
     (folder / "refs" / "main").write_text(revision)
 
 
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write the files that an engine reads at its start: name -> content."""
+    for name, content in files.items():
+        try:
+            (folder / name).write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"cannot write {folder / name}: {error.strerror}") from error
+
+
 def make_cache_folders(plan: Mapping[str, Any]) -> None:
     """Make the plan's cache folders: not every engine makes its own, and none can be mounted before it is there."""
     for folder in plan["caches"].values():

@@ -12,6 +12,7 @@ from assay.devices.masks import without_masks
 from assay.devices.model import Vendor
 from assay.engines import images, tenants
 from assay.engines.container import ContainerLaunch, Mount
+from assay.engines.instance import write_files
 from assay.engines.plan import fill_instance, server_environment
 from assay.engines.process import ProcessLaunch
 from assay.engines.server import Launch, free_ports
@@ -19,16 +20,20 @@ from assay.records import FailureKind
 
 
 def launch(plan: Mapping[str, Any], base: Mapping[str, str], folder: Path, held: Held) -> Launch:
-    """What to start for one instance of a serve plan.
+    """What to start for one instance of a serve plan; its files are written.
 
     Args:
         plan: a serve plan.
         base: the environment we run in.
         folder: the instance's own.
         held: its devices.
+
+    Raises:
+        StoreError: a file of the instance cannot be written.
     """
     ports = free_ports(plan["host"], len(plan["side_ports"]))
-    argv, env = fill_instance(plan, str(folder), dict(zip(plan["side_ports"], ports, strict=True)))
+    argv, env, files = fill_instance(plan, str(folder), dict(zip(plan["side_ports"], ports, strict=True)))
+    write_files(folder, files)
     if plan["container"] is not None:
         return _in_container(plan, argv, env, held)
     base = without_masks(base) if held.devices else base

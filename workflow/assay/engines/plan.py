@@ -26,6 +26,7 @@ from assay.config import (
     HuggingFaceSource,
     Image,
     MstarSpec,
+    OpenAISpec,
     Process,
     Resolved,
     lookup,
@@ -117,9 +118,9 @@ def serve_plan(config: Config, name: str) -> ServePlan:
     """The serve plan of the config called `name` (or `NAME+FAULT`), JSON-able.
 
     All of it but `schema_version` and `options_sha256` are the run's effective options: what the outputs depend on.
-    Paths are relative to the workflow directory. Left open in `argv` and `env` is what differs between instances, see
-    `fill_instance`: `{port}` (the kernel gives it at start), `{instance_dir}` and `{side_port_NAME}`; of a container
-    `{host}` and `{port}`. Which devices it gets is the lease's to say.
+    Paths are relative to the workflow directory. Left open in `argv`, `env` and `files` is what differs between
+    instances, see `fill_instance`: `{port}` (the kernel gives it at start), `{instance_dir}` and `{side_port_NAME}`; of
+    a container `{host}` and `{port}`. Which devices it gets is the lease's to say.
     `model.weights_sha256` is null until `complete_plan` has seen the weights: such a plan is to be looked at, not run.
     So is one whose `refused` is not empty: it says what has to be filled in first.
 
@@ -188,11 +189,12 @@ def serve_plan(config: Config, name: str) -> ServePlan:
             "argv": [filled[f"argv[{index}]"] for index in range(len(arm.argv))] + fault_argv,
             "env": {key: filled[f"env.{key}"] for key in environment}
             | {variable: launch.caches[cache] for cache, names in _cache_variables(arm, device) for variable in names},
+            "files": {key: filled[f"files.{key}"] for key in arm.files},
             "caches": chosen.caches,
             "needs": {"disk_bytes": _bytes(arm.disk_gib), "shm_bytes": _bytes(_shared(chosen))},
             "host": HOST,
             "threads": config.site.threads,
-            "client": _with_request(_client(arm, filled["client.model"], entry.arm), family.request),
+            "client": _with_request(_client(arm, filled, entry.arm), family.request),
             "identity": arm.identity.model_dump(mode="json"),
             "instances": [
                 [
@@ -217,8 +219,8 @@ def serve_plan(config: Config, name: str) -> ServePlan:
 
 def fill_instance(
     plan: Mapping[str, Any], instance_dir: str, side_ports: Mapping[str, int]
-) -> tuple[list[str], dict[str, str]]:
-    """`argv` and `env` of one instance; `{port}` stays open, since a port that is taken is given up for another.
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """`argv`, `env` and `files` of one instance; `{port}` stays open, a port that is taken is given up for another.
 
     Args:
         plan: a serve plan.
@@ -230,7 +232,8 @@ def fill_instance(
     def fill(text: str) -> str:
         return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
 
-    return [fill(word) for word in plan["argv"]], {name: fill(value) for name, value in plan["env"].items()}
+    env, files = ({name: fill(text) for name, text in plan[key].items()} for key in ("env", "files"))
+    return [fill(word) for word in plan["argv"]], env, files
 
 
 def recorded_plan(name: str, results: str | Path = "results") -> dict[str, Any] | None:
@@ -273,12 +276,20 @@ def _templates(arm: Arm, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Key -> template, for every template of an arm."""
     yield from ((f"argv[{index}]", text) for index, text in enumerate(arm.argv))
     yield from ((f"env.{key}", text) for key, text in env.items())
+    yield from ((f"files.{key}", text) for key, text in arm.files.items())
     yield "client.model", arm.client.model
+    if isinstance(arm.client, OpenAISpec):
+        fields = arm.client.extra_body.items()
+        yield from ((f"client.extra_body.{key}", text) for key, text in fields if isinstance(text, str))
 
 
-def _client(arm: Arm, model: str, name: str) -> dict[str, Any]:
-    """The client of arm `name`, its model filled in; of several models' protocols only that one's."""
+def _client(arm: Arm, filled: Mapping[str, str], name: str) -> dict[str, Any]:
+    """The client of arm `name` with its templates filled in; of several models' protocols only that one's."""
+    model = filled["client.model"]
     client = arm.client.model_dump(mode="json") | {"model": model}
+    if isinstance(arm.client, OpenAISpec):
+        fields = client["extra_body"].items()
+        client["extra_body"] = {key: filled.get(f"client.extra_body.{key}", value) for key, value in fields}
     if isinstance(arm.client, MstarSpec):
         what = f"model of client.models in config/arms/{name}.yaml"
         client["models"] = {model: lookup(client["models"], model, what)}

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from assay import store
+from assay.judging.rows import token_rows
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import JUDGE, SERVED, Evidence, ResponseStatus
-from assay.references.causal_lm import CausalLM, Forced, Prompt, arm_settings
+from assay.references.arms import arm_settings
+from assay.references.causal_lm import CausalLM, Prompt
+from assay.references.forcing import Forced
 from assay.samples.lock import load_set
 from assay.sources.manifest import MANIFEST, verify_weights
 
@@ -129,24 +132,10 @@ def _force(model: CausalLM, prompt: Prompt, sequences: list[Sequence]) -> list[t
 
 
 def _rows(item_id: str, set_id: str, sequence: Sequence, forced: Forced, special: np.ndarray) -> list[dict[str, Any]]:
-    ids = np.array(sequence.ids)
-    columns: dict[str, Any] = {
-        "pos": range(len(ids)),
-        "token_id": ids,
-        "is_special": np.isin(ids, special),
-        "lp_judge": forced.lp_judge,
-        "lp_judge_max": forced.lp_judge_max,
-        "judge_rank": forced.judge_rank,
-        "entropy": forced.entropy,
-        "variance": forced.variance,
-        "lp_asked": forced.lp_asked,
-        "in_support": forced.in_support,
-        "judge_top_ids": forced.judge_top_ids,
-        "judge_top_lp": forced.judge_top_lp,
-    }
+    served: dict[str, Any] = {}
     if sequence.logprobs is not None:
-        columns["lp_served"] = sequence.logprobs
+        served["lp_served"] = sequence.logprobs
     if sequence.top_logprobs is not None:
-        columns |= {"served_top_lp": sequence.top_logprobs, "served_top_lp_judge": forced.at}
+        served |= {"served_top_lp": sequence.top_logprobs, "served_top_lp_judge": forced.at}
     key = {"item_id": item_id, "set_id": set_id, "arm": sequence.arm, "path": sequence.path}
-    return [key | dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return token_rows(key, sequence.ids, np.isin(sequence.ids, special), forced, **served)

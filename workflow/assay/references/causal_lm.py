@@ -12,46 +12,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 
-from assay.records import JUDGE
+from assay.references.arms import ArmSettings
+from assay.references.forcing import TOP_K, Forced, look_up
 from assay.references.placement import device_map, matmul, memory_told, require_on_devices
 
-TOP_K = 20
 REPLACEMENT = "\ufffd"
 MAX_PADDED = 1.25  # padded tokens of a batch over its own
 SMALL = 512  # padded tokens not worth a batch of their own
-
-
-@dataclass(frozen=True)
-class ArmSettings:
-    """How a reference arm computes. Floor arms differ from the base of their dtype in exactly one field."""
-
-    dtype: str
-    batch: int = 8
-    attention: str = "sdpa"
-    prefill_chunk: int | None = None  # tokens; None: the whole prompt at once
-    alternative_matmul: bool = False  # another library for the products of matrices
-
-
-_CHANGES: dict[str, dict[str, Any]] = {
-    "batch": {"batch": 16},
-    "attention": {"attention": "eager"},
-    "chunked": {"prefill_chunk": 16},
-    "matmul": {"alternative_matmul": True},
-}
-
-
-def arm_settings(arm: str, judge_dtype: str) -> ArmSettings:
-    """Settings of the arm called `judge` or `<dtype>-<change>`."""
-    if arm == JUDGE:
-        return ArmSettings(judge_dtype)
-    dtype, _, change = arm.partition("-")
-    return replace(ArmSettings(dtype), **_CHANGES[change])
 
 
 @dataclass(frozen=True)
@@ -120,21 +93,6 @@ class Generation:
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
     finish_reason: str  # "stop" or "length"
-
-
-class Forced(NamedTuple):
-    """The judge's view of one token sequence after its prompt. Arrays of n tokens; names as in `records.TOKENS`."""
-
-    lp_judge: np.ndarray
-    lp_judge_max: np.ndarray
-    judge_rank: np.ndarray
-    entropy: np.ndarray
-    variance: np.ndarray
-    lp_asked: np.ndarray
-    in_support: np.ndarray
-    judge_top_ids: np.ndarray  # [n, 20] int32
-    judge_top_lp: np.ndarray  # [n, 20] float32
-    at: np.ndarray | None = None  # [n, k] judge log-probabilities of the ids asked for, float32
 
 
 class CausalLM:
@@ -267,35 +225,10 @@ class CausalLM:
             float32 arrays of n rows, in nats.
         """
         with self._computing():
-            return self._force(prompt, token_ids, at)
-
-    def _force(self, prompt: Prompt, token_ids: Sequence[int], at: np.ndarray | None) -> Forced:
-        ids = self._tensor([[*prompt.ids, *token_ids]])
-        logits = self.model(input_ids=ids, logits_to_keep=len(token_ids) + 1).logits[0, :-1]
-        raw = torch.log_softmax(logits.float(), -1)
-        chosen = ids[0, len(prompt.ids) :, None]
-        lp = raw.gather(1, chosen)
-        asked = prompt.sampling.logprobs(raw)
-        probability = asked.exp()
-        surprisal = -asked.masked_fill(probability == 0, 0.0)
-        entropy = (probability * surprisal).sum(-1)
-        variance = (probability * surprisal.square()).sum(-1) - entropy.square()
-        lp_asked = asked.gather(1, chosen)[:, 0]
-        top = raw.topk(TOP_K, -1)
-        found = {
-            "lp_judge": lp[:, 0],
-            "lp_judge_max": raw.max(-1).values,
-            "judge_rank": (raw > lp).sum(-1, dtype=torch.int32) + 1,
-            "entropy": entropy,
-            "variance": variance.clamp(min=0),
-            "lp_asked": lp_asked,
-            "in_support": torch.isfinite(lp_asked),
-            "judge_top_ids": top.indices.int(),
-            "judge_top_lp": top.values,
-        }
-        if at is not None:
-            found["at"] = raw.gather(1, self._tensor(at.astype(np.int64)))
-        return Forced(**{name: values.cpu().numpy() for name, values in found.items()})
+            ids = self._tensor([[*prompt.ids, *token_ids]])
+            logits = self.model(input_ids=ids, logits_to_keep=len(token_ids) + 1).logits[0, :-1]
+            raw = torch.log_softmax(logits.float(), -1)
+            return look_up(raw, token_ids, prompt.sampling.logprobs(raw), at)
 
     # --- devices ---
 

@@ -13,7 +13,8 @@ from assay.canonical import sha256_text
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import Evidence, ResponseStatus
-from assay.references.causal_lm import CausalLM, Generation, Prompt, arm_settings
+from assay.references.arms import arm_settings
+from assay.references.causal_lm import CausalLM, Generation, Prompt
 from assay.samples.lock import load_set
 from assay.sources.manifest import MANIFEST, verify_weights
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from assay.errors import StoreError
+from assay.verdicts.asr.suite import ASR
 from assay.verdicts.suite import Suite
 from assay.verdicts.text.suite import TEXT
 
-SUITES: dict[str, Suite[Any]] = {"text": TEXT}
+SUITES: dict[str, Suite[Any]] = {"text": TEXT, "asr": ASR}
 
 
 def suite_of(modality: str | None) -> Suite[Any]:

@@ -1,0 +1,1 @@
+"""Transcripts: their gates, their planted controls, and the suite of both."""
