@@ -1,4 +1,4 @@
-"""docs/gates.md names the gates, options and controls that there are, with their defaults."""
+"""The documents of the gates name the gates, options and controls that there are, with their defaults."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from assay.config import AsrGates, MarginGates, TextGates
-from assay.verdicts.asr.suite import ASR
+from assay.config import MarginGates
 from assay.verdicts.margins.checks import MARGIN_CHECKS
-from assay.verdicts.text.suite import TEXT as SUITE
+from assay.verdicts.suites import SUITES
 
-TEXT = (Path(__file__).parents[2] / "docs/gates.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENTS = {"text": "gates.md", "asr": "gates.md", "tts": "speech_gates.md"}
 
 
 def rows(text: str, heading: str) -> list[list[str]]:
@@ -27,47 +27,62 @@ def as_text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def faults(text: str) -> list[str]:
+def document(modality: str) -> str:
+    """The document of a modality's gates."""
+    return (DOCS / DOCUMENTS[modality]).read_text()
+
+
+def faults(text: str, modality: str = "text") -> list[str]:
     """What the document says that the code does not, or leaves out."""
-    common, of_transcripts = text.split("\n## Transcripts\n")
-    text_controls = {control.name for control in SUITE.controls}
+    if modality == "asr":
+        return _drifted(_of_transcripts(text))
+    suite = SUITES[modality]
+    common = text.split("\n## Transcripts\n")[0]
     pairs = {
-        "gates of transcripts in the table": (
-            [row[0] for row in rows(text, "gate of transcripts")],
-            [name for name in ASR.gates if name not in MARGIN_CHECKS],
+        "gates in the table": ([row[0] for row in rows(text, "gate")], list(suite.checks)),
+        "gates explained": (re.findall(r"^\*\*(G-\w+)\.\*\*", common, re.MULTILINE), list(suite.checks)),
+        "options": (
+            [(row[0].strip("`"), row[1]) for row in rows(text, "option")],
+            [(name, as_text(value)) for name, value in suite.options().model_dump().items()],
         ),
-        "gates of transcripts explained": (
-            re.findall(r"^\*\*(G-\w+)\.\*\*", of_transcripts, re.MULTILINE),
-            [name for name in ASR.gates if name not in MARGIN_CHECKS],
+        "controls": (
+            [(row[0].strip("`"), tuple(row[2].split(", "))) for row in rows(text, "control")],
+            [(control.name, control.gates) for control in suite.controls],
         ),
+    }
+    return _drifted(pairs)
+
+
+def _of_transcripts(text: str) -> dict[str, tuple[list, list]]:
+    """What the section on transcripts says beside what their suite has besides text's."""
+    suite, text_controls = SUITES["asr"], {control.name for control in SUITES["text"].controls}
+    gates = [name for name in suite.gates if name not in MARGIN_CHECKS]
+    section = text.split("\n## Transcripts\n")[1]
+    return {
+        "gates of transcripts in the table": ([row[0] for row in rows(text, "gate of transcripts")], gates),
+        "gates of transcripts explained": (re.findall(r"^\*\*(G-\w+)\.\*\*", section, re.MULTILINE), gates),
         "options of transcripts": (
             [(row[0].strip("`"), row[1]) for row in rows(text, "option of transcripts")],
             [
                 (name, as_text(value))
-                for name, value in AsrGates().model_dump().items()
+                for name, value in suite.options().model_dump().items()
                 if name not in MarginGates.model_fields
             ],
         ),
         "controls of transcripts": (
             [(row[0].strip("`"), tuple(row[2].split(", "))) for row in rows(text, "control of transcripts")],
-            [(control.name, control.gates) for control in ASR.controls if control.name not in text_controls],
-        ),
-        "gates in the table": ([row[0] for row in rows(text, "gate")], list(SUITE.checks)),
-        "gates explained": (re.findall(r"^\*\*(G-\w+)\.\*\*", common, re.MULTILINE), list(SUITE.checks)),
-        "options": (
-            [(row[0].strip("`"), row[1]) for row in rows(text, "option")],
-            [(name, as_text(value)) for name, value in TextGates().model_dump().items()],
-        ),
-        "controls": (
-            [(row[0].strip("`"), tuple(row[2].split(", "))) for row in rows(text, "control")],
-            [(control.name, control.gates) for control in SUITE.controls],
+            [(control.name, control.gates) for control in suite.controls if control.name not in text_controls],
         ),
     }
+
+
+def _drifted(pairs: dict[str, tuple[list, list]]) -> list[str]:
     return [f"{what}: {said} where the code has {known}" for what, (said, known) in pairs.items() if said != known]
 
 
-def test_the_document_agrees_with_the_code():
-    assert faults(TEXT) == []
+@pytest.mark.parametrize("modality", DOCUMENTS)
+def test_the_document_agrees_with_the_code(modality):
+    assert faults(document(modality), modality) == []
 
 
 @pytest.mark.parametrize(
@@ -85,5 +100,6 @@ def test_the_document_agrees_with_the_code():
     ],
 )
 def test_a_document_that_drifts_is_found(old, new, what):
-    (fault,) = faults(TEXT.replace(old, new))
+    drifted = document("text").replace(old, new)
+    (fault,) = [*faults(drifted), *faults(drifted, "asr")]
     assert fault.startswith(what)

@@ -2,8 +2,10 @@
 
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
+from speech_run import SpeechRun
 from synthetic import TOOL, World, devices, instance
 
 from assay import store
@@ -62,3 +64,23 @@ def test_the_devices_of_a_server_and_what_its_log_says_are_shown(tmp_path):
     assert "  attention main: asked [x] → FLASH_ATTN (line 7)\n" in first
     assert "  and 3 log messages that no rule reads (results/facts/)\n" in first
     assert "  on " not in second and "attention" not in second and "no rule reads" not in second
+
+
+def test_the_worst_speech_is_shown_with_what_was_asked_and_heard(tmp_path):
+    run = SpeechRun(tmp_path)
+    run.serve("item-01", np.zeros((1, 4_800)))
+    path = run.publish()
+    text = shown(path)
+    panel = text[text.index("Worst items") :].split("╰")[0]
+    assert "item-01" in panel and "G-catastrophe" in panel
+    assert f"asked:     {run.texts['item-01']}" in panel
+    assert "served:    nothing that is speech" in panel
+    assert f"reference: {run.texts['item-01']}" in panel
+    assert "0.2 s (reference 1.23)" in panel
+
+
+def test_bytes_that_are_no_speech_are_shown_with_their_reason(tmp_path):
+    run = SpeechRun(tmp_path)
+    for arm in ("served_0_alone", "served_0_load", "served_1_load"):
+        run.arms[arm]["item-04"]["audio"]["bytes"] = run.arms[arm]["item-04"]["audio"]["bytes"][:-100]
+    assert "bytes of samples" in shown(run.publish())

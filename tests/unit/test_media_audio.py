@@ -13,9 +13,12 @@ from assay.errors import AssayError, MediaError
 from assay.media.audio import (
     Container,
     Pcm,
+    chunk_starts,
     container_of,
+    count_headers,
     decode,
     decode_base64,
+    decode_named,
     decode_pcm,
     encode_wav,
     resample,
@@ -309,3 +312,54 @@ def test_resampling_keeps_time_pitch_and_channels_apart():
 
 def test_resampling_removes_what_the_lower_rate_cannot_hold():
     assert np.abs(resample(tone(10_000)[None].astype(np.float32), RATE, 16_000)[0, 500:-500]).max() < 1e-3
+
+
+# --- headers and chunks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [(WAV, 1), (WAV * 3, 3), (FLAC, 1), (FLAC * 2, 2), (OPUS, 1), (OPUS * 2, 2), (MP3, 1), (MP3 * 2, 2), (b"", 0)],
+)
+def test_headers_are_counted_wherever_a_file_begins(content, headers):
+    assert count_headers(content) == headers
+
+
+def test_a_header_inside_raw_samples_is_counted_and_raw_samples_have_none():
+    raw = WAV[44:]
+    assert count_headers(raw) == 0
+    assert count_headers(raw[:1000] + WAV[:44] + raw[1000:]) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "starts"),
+    [
+        ([len(WAV)], []),
+        ([44, 2000, len(WAV) - 2044], [1000]),  # the header alone makes no seam
+        ([20, 24, 2000, len(WAV) - 2044], [1000]),
+        ([44 + 2001, len(WAV) - 2045], [1000]),
+        ([2044, 0, len(WAV) - 2044], [1000]),
+    ],
+)
+def test_chunks_start_at_samples_wherever_the_header_ends(sizes, starts):
+    assert chunk_starts(WAV, decode(WAV, Container.WAV), sizes) == starts
+
+
+def test_chunks_of_two_channels_are_counted_in_samples_of_one():
+    wav = encode_wav(np.stack([VOICE, VOICE]), RATE)
+    assert chunk_starts(wav, decode(wav, Container.WAV), [44 + 4000, len(wav) - 4044]) == [1000]
+
+
+def test_chunks_of_raw_samples_start_where_their_bytes_do_and_those_of_coded_audio_nowhere():
+    assert chunk_starts(WAV[44:], decode_pcm(WAV[44:], Pcm(RATE)), [2000, len(WAV) - 2044]) == [1000]
+    assert chunk_starts(FLAC, decode(FLAC, Container.FLAC), [2000, len(FLAC) - 2000]) is None
+
+
+@pytest.mark.parametrize(("content", "name"), [(WAV, "a.wav"), (FLAC, "a.flac"), (MP3, "a.mp3"), (OPUS, "a.opus")])
+def test_audio_in_a_table_is_read_by_the_suffix_of_its_name(content, name):
+    assert decode_named(content, name).rate == RATE
+
+
+def test_raw_samples_in_a_table_need_to_be_told_what_they_are():
+    assert decode_named(WAV[44:], "a.pcm", Pcm(RATE)).samples.shape == (1, RATE)
+    refused(Fault.UNSUPPORTED, "no raw samples", decode_named, WAV[44:], "a.pcm")

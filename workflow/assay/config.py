@@ -771,7 +771,38 @@ class AsrGates(MarginGates):
 
 
 class TtsGates(GateOptions):
-    """Options of the speech gates."""
+    """Options of the gates of speech synthesis."""
+
+    permutations: int = Field(default=100_000, ge=9_999, description="Fewer could not pass Holm over all gates")
+    deterministic: bool = Field(
+        default=False,
+        description="Whether the model says a text the same way each time (greedy, or by the seed sent): the floor is "
+        "then repeats, samples are compared with the reference's, and one item that is worse twice fails",
+    )
+    normaliser: str = Field(default="whisper_english", description="Of texts and transcripts (metrics.speech)")
+    other_normaliser: str = Field(default="whisper_basic", description="The other one, whose word error rate is told")
+    wer_margin: float = Field(default=0.01, gt=0, description="Word error rate above the reference's that is allowed")
+    duration_margin: float = Field(default=0.15, gt=0, description="Of the mean ln of length over the reference's")
+    stream_margin: float = Field(default=0.02, gt=0, description="The same for streamed over whole answers")
+    catastrophe: float = Field(default=0.5, gt=0, description="Word error rate above which an item is lost")
+    window_wer: float = Field(default=0.5, gt=0, description="Word error rate of the worst run of twenty words")
+    bleed: float = Field(default=0.5, gt=0, le=1, description="Share of another item's text that counts as heard")
+    level_dbfs: tuple[float, float] = Field(default=(-45, -6), description="Allowed RMS without the mean")
+    level_db: float = Field(default=6, gt=0, description="Allowed distance from the reference's level")
+    dc_fs: float = Field(default=0.01, gt=0, description="Allowed mean of the samples")
+    clip_fraction: float = Field(default=1e-3, gt=0, description="Allowed share of samples at full scale")
+    lead_s: float = Field(default=1, gt=0, description="Allowed silence at the start")
+    trail_s: float = Field(default=1.5, gt=0, description="Allowed silence at the end")
+    silence_excess: float = Field(default=0.15, gt=0, description="Allowed share of silence above the reference's")
+    sound_ratio: float = Field(default=0.5, gt=0, lt=1, description="Least sound, over the reference's")
+    bandwidth_ratio: float = Field(default=0.2, gt=0, lt=1, description="Allowed distance from its bandwidth")
+    length_ratio: float = Field(default=2, gt=1, description="An item this much longer or shorter is damaged")
+    repeat: float = Field(default=0.9, gt=0, lt=1, description="Self-correlation of the level that shows a loop ...")
+    repeat_excess: float = Field(default=0.2, ge=0, description="... if it is so much above the reference's")
+    seam_share: float = Field(default=0.12, gt=0, lt=1, description="Share of chunk seams that may click")
+    seam_repeat: float = Field(default=0.999, gt=0, le=1, description="Correlation that shows a chunk sent twice")
+    waveform_dbfs: float = Field(default=-84, description="Level of a difference of samples that is rounding")
+    waveform_cap_dbfs: float = Field(default=-40, description="A floor above this is no deterministic model's")
 
 
 AnyGates = TextGates | AsrGates | TtsGates  # of whatever modality

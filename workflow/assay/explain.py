@@ -16,6 +16,8 @@ from rich.text import Text
 from assay import store
 from assay.errors import AssayError
 from assay.explain_asr import transcript_panel, worst_transcripts
+from assay.explain_tts import panel as speech_panel
+from assay.explain_tts import worst_spoken
 from assay.gate import read_verdict
 from assay.records import SERVED, Status
 from assay.run import Run, prompt_text, response_rows, run_of, token_rows
@@ -166,13 +168,16 @@ def _worst(verdict: Verdict, run: Run, count: int) -> Iterator[Panel]:
     """The worst items of a run, as its modality shows them."""
     if not run.scores.exists() or not verdict.provenance:
         return
-    if verdict.config.modality != "asr":
-        yield from map(_divergence, worst_divergences(verdict, run, count))
-        return
     outputs = {arm: run.served(arm, "outputs") for entry in verdict.instances for arm in entry.arms}
-    plan = store.read_provenance(next(iter(outputs.values())))["options"]
-    transcripts = worst_transcripts(run.results.parent, run.scores, outputs, plan, verdict.options, count)
-    yield from map(transcript_panel, transcripts)
+    plan = run.plan(next(iter(outputs)))
+    if verdict.config.modality == "asr":
+        transcripts = worst_transcripts(run.results.parent, run.scores, outputs, plan, verdict.options, count)
+        yield from map(transcript_panel, transcripts)
+    elif verdict.config.modality == "tts":
+        judged = {arm: run.served(arm, "judged") for arm in outputs}
+        yield from map(speech_panel, worst_spoken(verdict, plan, run.results, judged, count))
+    else:
+        yield from map(_divergence, worst_divergences(verdict, run, count))
 
 
 # --- worst items -------------------------------------------------------------------------------------------------

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from assay.judging import asr, text
+from assay.judging import asr, text, tts
 from assay.samples.lock import modality_of
 
 Judge = Callable[[Path, str, list[Path], Path, Path, int], None]
 
-JUDGES: dict[str, Judge] = {"text": text.judge, "asr": asr.judge}
+JUDGES: dict[str, Judge] = {"text": text.judge, "asr": asr.judge, "tts": tts.judge}
 
 
 def judge(
     model_dir: Path, dtype: str, items_paths: list[Path], responses_path: Path, output: Path, gpus: int = 0
 ) -> None:
-    """Judge a `responses` table and write the judged table of its modality (text: `tokens`).
+    """Judge a `responses` table and write the judged table of its modality (speech: `transcripts`, else `tokens`).
 
     Args:
         model_dir: the judge's files, checked against their source's manifest.

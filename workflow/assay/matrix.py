@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from assay import store
+from assay.baselines import LENGTHS, RATE, ROUGE_L_TOLERANCE, Said, speech_rules, text_rules, transcription_rules
 from assay.config import FAULT_SEPARATOR, Fault, lookup
 from assay.gate import read_verdict
-from assay.metrics.text import check_logprobs_close, rouge_l
-from assay.records import JUDGE, ResponseStatus, Status
-from assay.run import run_of
+from assay.records import JUDGE, Status
+from assay.run import Run, run_of
+from assay.samples.lock import load_set
 from assay.verdicts.model import Verdict
 
 _COLUMNS = ["item_id", "arm", "status", "text", "token_ids", "top_token_ids"]
-TOP_N = 5  # of vLLM's rule
-ROUGE_L_TOLERANCE = 0.95  # mean over items, below which a ROUGE-L gate is taken to fail
+_HEARD = ["item_id", "arm", "text", "duration_s"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,7 @@ class Row:
     verdict: Status
     failed: tuple[str, ...]
     expected: tuple[str, ...]
-    exact: int  # items whose ids (or text) equal the reference's
-    logprobs_close: bool | None  # vLLM's rule; None where the server gave no top-k
-    rouge_l: float  # mean over items
+    others: tuple[Said, ...]  # what other rules say
     note: str | None
 
     @property
@@ -52,58 +50,54 @@ def _row(path: Path, faults: dict[str, Fault]) -> Row:
     verdict = read_verdict(path)
     name = verdict.config.name.partition(FAULT_SEPARATOR)[2] or None
     fault = lookup(faults, name, "fault") if name else None
-    pairs = list(_pairs(path, verdict))
-    close = [item for item in (_close(served, judge) for served, judge in pairs) if item is not None]
+    n, others = _others(run_of(path), verdict)
     return Row(
         config=verdict.config.name,
         fault=name,
         benign=fault is None or fault.benign,
-        n=len(pairs),
+        n=n,
         verdict=verdict.verdict,
         failed=tuple(sorted({gate.id for gate in verdict.gates if gate.status is Status.FAIL})),
         expected=tuple(fault.gates) if fault else (),
-        exact=sum(_same(served, judge) for served, judge in pairs),
-        logprobs_close=all(close) if close else None,
-        rouge_l=sum(_rouge(served, judge) for served, judge in pairs) / len(pairs) if pairs else 0.0,
+        others=tuple(others),
         note=fault.note if fault else None,
     )
 
 
-def _pairs(path: Path, verdict: Verdict) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """(served, reference) responses of every greedy item, from the last pass of instance 0: the one under load."""
-    run = run_of(path)
+def _others(run: Run, verdict: Verdict) -> tuple[int, list[Said]]:
+    """Items and what other rules say of the last pass of instance 0: the one under load."""
     arm = verdict.instances[0].arms[-1]
-    outputs = run.served(arm, "outputs")
-    plan = store.read_provenance(outputs)["options"]
-    served = {row["item_id"]: row for row in store.read_rows(outputs, "responses", _COLUMNS) if row["arm"] == arm}
+    plan = store.read_provenance(run.served(arm, "outputs"))["options"]
+    if verdict.config.modality == "text":
+        pairs = list(_pairs(run, arm, plan))
+        return len(pairs), text_rules(pairs)
+    sets = (run.results.parent / "samplesets" / f"{name}.parquet" for name in plan["sets"])
+    texts = {row["item_id"]: row["expected"] for path in sets for row in load_set(path)}
+    if verdict.config.modality == "tts":
+        served, reference = _both(run, arm, plan, "transcripts", _HEARD)
+        return len(texts), speech_rules(texts, served, reference)
+    served, reference = _both(run, arm, plan, "responses", _COLUMNS)
+    return len(texts), transcription_rules(texts, served, reference)
+
+
+def _both(
+    run: Run, arm: str, plan: dict[str, Any], table: str, columns: list[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of a served arm and of the judge."""
+    outputs, references = ("outputs", "reference") if table == "responses" else ("judged", "judged/reference")
+    folder = run.results / references / plan["reference"]["model"]
+    files = [(run.served(arm, outputs), arm), *((folder / name / f"{JUDGE}.parquet", JUDGE) for name in plan["sets"])]
+    rows = [[row for row in store.read_rows(path, table, columns) if row["arm"] == name] for path, name in files]
+    return rows[0], [row for part in rows[1:] for row in part]
+
+
+def _pairs(run: Run, arm: str, plan: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(served, reference) responses of every greedy item."""
+    served, reference = _both(run, arm, plan, "responses", _COLUMNS)
+    answers = {row["item_id"]: row for row in served}
     scores = store.read_rows(run.scores, "scores", ["item_id", "arm", "metric"])
     greedy = {row["item_id"] for row in scores if row["arm"] == JUDGE and row["metric"] == "margin_max"}
-    for name in plan["sets"]:
-        path = run.results / "reference" / plan["reference"]["model"] / name / f"{JUDGE}.parquet"
-        for judge in store.read_rows(path, "responses", _COLUMNS):
-            if judge["item_id"] in greedy:
-                yield served[judge["item_id"]], judge
-
-
-def _same(served: dict[str, Any], judge: dict[str, Any]) -> bool:
-    if served["status"] != ResponseStatus.OK:
-        return False
-    if served["token_ids"] is not None:
-        return bool(served["token_ids"] == judge["token_ids"])
-    return bool(served["text"] == judge["text"])
-
-
-def _close(served: dict[str, Any], judge: dict[str, Any]) -> bool | None:
-    if served["status"] != ResponseStatus.OK:
-        return False
-    if not served["top_token_ids"]:
-        return None
-    top = [[ids[:TOP_N] for ids in row["top_token_ids"]] for row in (judge, served)]
-    return check_logprobs_close(judge["token_ids"], top[0], served["token_ids"], top[1])
-
-
-def _rouge(served: dict[str, Any], judge: dict[str, Any]) -> float:
-    return rouge_l((judge["text"] or "").split(), (served["text"] or "").split())
+    return ((answers[row["item_id"]], row) for row in reference if row["item_id"] in greedy)
 
 
 # --- as a page ---------------------------------------------------------------------------------------------------
@@ -119,9 +113,8 @@ def render(rows: Sequence[Row], title: str) -> str:
         f"# {title}",
         "",
         "Written by `make fault-matrix`; do not edit. Every row is a run of the real model on the real server: the",
-        "verdict, and what other rules say of the same outputs. *Exact* counts items equal to the reference;",
-        "*top-5* is vLLM's `check_logprobs_close`;",
-        f"*ROUGE-L* is the mean over items, taken to fail below {ROUGE_L_TOLERANCE}.",
+        "verdict, and what other rules (`assay.baselines`) say of the same outputs.",
+        *_legend(rows),
         "",
         f"**{caught} of {len(faults)} planted faults caught; {false_fails} false FAIL in {len(benign)} benign runs.**",
         "",
@@ -137,24 +130,34 @@ def render(rows: Sequence[Row], title: str) -> str:
     return "\n".join(lines)
 
 
+_LEGEND = {
+    "exact match": "*Exact match* counts items equal to the reference.",
+    "top-5": "*Top-5* is vLLM's `check_logprobs_close`.",
+    "ROUGE-L": f"*ROUGE-L* is the mean over items, taken to fail below {ROUGE_L_TOLERANCE}.",
+    "mean WER": f"*Mean WER* is the mean of the items' rates, taken to fail {RATE:.0%} above the reference's.",
+    "length": f"*Length* is the mean over the reference's, taken to fail outside {LENGTHS[0]} to {LENGTHS[1]}.",
+    "seed-tts-eval": f"*seed-tts-eval* is its rule, taken to fail {RATE:.0%} above the reference's.",
+}
+
+
+def _legend(rows: Sequence[Row]) -> list[str]:
+    return [_LEGEND[said.rule] for said in rows[0].others] if rows else []
+
+
 def _table(rows: Sequence[Row]) -> list[str]:
-    head = "| run | n | verdict | gates that failed | expected | exact match | top-5 | ROUGE-L | note |"
-    return [head, "|" + "---|" * 9, *(_line(row) for row in rows)]
+    rules = [said.rule for said in rows[0].others] if rows else []
+    head = ["run", "n", "verdict", "gates that failed", "expected", *rules, "note"]
+    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(_line(row) for row in rows)]
 
 
 def _line(row: Row) -> str:
-    close = "–" if row.logprobs_close is None else ("pass" if row.logprobs_close else "FAIL")
-    rouge = f"{'pass' if row.rouge_l >= ROUGE_L_TOLERANCE else 'FAIL'} ({row.rouge_l:.3f})"
-    exact = f"{'pass' if row.exact == row.n else 'FAIL'} ({row.exact}/{row.n})"
     cells = [
         row.config,
         str(row.n),
         row.verdict.value,
         ", ".join(row.failed) or "–",
         ", ".join(row.expected) or "–",
-        exact,
-        close,
-        rouge,
+        *map(str, row.others),
         row.note or "",
     ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

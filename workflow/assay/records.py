@@ -177,6 +177,56 @@ TOKENS = pa.schema(
     ]
 )
 
+TRANSCRIPTS = pa.schema(
+    [
+        pa.field("item_id", pa.string(), nullable=False),
+        pa.field("set_id", _dictionary, nullable=False),
+        pa.field("arm", _dictionary, nullable=False),  # as in the responses, or control_<fault>
+        # What is wrong with the bytes (media.faults.Fault), and in words: null where they were decoded. A request
+        # without an answer has `error` alone. All that follows is null where it is not known.
+        pa.field("fault", _dictionary),
+        pa.field("error", pa.string()),
+        pa.field("format", _dictionary),  # as declared: the suffix of the file's name
+        pa.field("headers", pa.int16()),  # beginnings of audio files in the bytes, wherever
+        pa.field("container", _dictionary),  # null: raw samples
+        pa.field("codec", _dictionary),
+        pa.field("rate", pa.int32()),  # Hz, as the file says
+        pa.field("channels", pa.int16()),
+        pa.field("samples", pa.int64()),  # of one channel, counted
+        pa.field("samples_declared", pa.int64()),  # by the header; null where it leaves the length open
+        pa.field("byte_rate_agrees", pa.bool_()),  # with the rate, as that of a patched header doesn't
+        pa.field("duration_s", pa.float64()),
+        pa.field("pcm_sha256", pa.string()),  # of samples, rate and channels: equal ones are one audio
+        # Levels: FS is full scale 1; silence is below metrics.audio.SILENCE_DBFS
+        pa.field("level_dbfs", pa.float64()),  # RMS without the mean; null: silent throughout
+        pa.field("peak", pa.float64()),  # FS
+        pa.field("dc", pa.float64()),  # FS
+        pa.field("clip_fraction", pa.float64()),
+        pa.field("silence_fraction", pa.float64()),
+        pa.field("lead_s", pa.float64()),  # silence before the first sound
+        pa.field("trail_s", pa.float64()),
+        pa.field("sound_s", pa.float64()),
+        pa.field("bandwidth_hz", pa.float64()),  # of 99 % of the power
+        pa.field("centroid_hz", pa.float64()),
+        pa.field("flatness", pa.float64()),
+        pa.field("repeat", pa.float64()),  # correlation of the level with itself at a lag, the highest
+        pa.field("repeat_lag_s", pa.float64()),
+        pa.field("gaps", pa.int32()),  # zeros that cut into sound
+        pa.field("clicks", pa.int32()),
+        # Chunk seams of a streamed body: index of each first sample, share of places that click as loud, and whether
+        # what follows repeats what went before
+        pa.field("seams", pa.list_(pa.int64())),
+        pa.field("seam_ranks", pa.list_(pa.float64())),
+        pa.field("seam_repeats", pa.list_(pa.float64())),
+        # What the pinned Whisper hears; it is asked only where there may be speech, else the text is empty
+        pa.field("has_speech", pa.bool_()),
+        pa.field("text", pa.large_string()),
+        pa.field("no_speech_prob", pa.float64()),
+        # With times [s] in the judge's own table; else empty
+        pa.field("words", pa.list_(pa.struct([("text", pa.string()), ("start", pa.float64()), ("end", pa.float64())]))),
+    ]
+)
+
 SCORES = pa.schema(
     [
         pa.field("config", _dictionary, nullable=False),
@@ -216,11 +266,19 @@ def pass_of(arm: str) -> str:
     return arm.split("_", 2)[-1]
 
 
-SCHEMAS = {"items": ITEMS, "responses": RESPONSES, "tokens": TOKENS, "scores": SCORES, "floor": FLOOR}
+SCHEMAS = {
+    "items": ITEMS,
+    "responses": RESPONSES,
+    "tokens": TOKENS,
+    "transcripts": TRANSCRIPTS,
+    "scores": SCORES,
+    "floor": FLOOR,
+}
 SORT_KEYS = {
     "items": ["item_id"],
     "responses": ["item_id", "arm"],
     "tokens": ["item_id", "arm", "path", "pos"],
+    "transcripts": ["item_id", "arm"],
     "scores": ["item_id", "arm", "metric"],
     "floor": ["gate", "item_id", "arm"],
 }

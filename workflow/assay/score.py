@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from assay import store
-from assay.scoring import asr, text
+from assay.scoring import asr, text, tts
 from assay.scoring.rows import Files
 
 Scorer = Callable[[list[Path], Files, Files, Path, Mapping[str, Any], Path, Path], None]
 
-SCORERS: dict[str, Scorer] = {"text": text.score, "asr": asr.score}
+SCORERS: dict[str, Scorer] = {"text": text.score, "asr": asr.score, "tts": tts.score}
 
 
 def score(

@@ -142,6 +142,13 @@ def iter_tables(path: str | Path, name: str, columns: list[str] | None = None) -
             yield file.read_row_group(group, columns=columns)
 
 
+def iter_rows(path: str | Path, name: str, columns: list[str], size: int) -> Iterator[dict[str, Any]]:
+    """Read a table of schema `name` as dicts, at most `size` of them in memory: for tables that hold media."""
+    with _open(path, name) as file:
+        for batch in file.iter_batches(size, columns=columns):
+            yield from batch.to_pylist()
+
+
 def read_provenance(path: str | Path) -> dict[str, Any]:
     """The provenance a stage wrote into a Parquet file's metadata.
 

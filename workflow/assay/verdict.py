@@ -76,7 +76,8 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
             (row["arm"], row["item_id"]): f"{row['status']}: {row['error'] or 'no further word'}"
             for row in rows
             if row["status"] != ResponseStatus.OK
-        },
+        }
+        | {key: why for path in files.tokens for key, why in suite.unread(path).items()},
         retried=sum(row["status"] == ResponseStatus.OK and row["attempts"] > 1 for row in rows),
         determinism=_determinism(plan, rows),
     )

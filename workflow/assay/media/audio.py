@@ -6,8 +6,11 @@ import base64
 import binascii
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import av
@@ -18,7 +21,7 @@ import soxr
 
 from assay.errors import MediaError
 from assay.media.faults import Fault
-from assay.media.wav import BITS, read_header
+from assay.media.wav import BITS, count_files, read_header
 from assay.metrics.audio import float_to_int16
 
 Samples = npt.NDArray[np.float32]
@@ -50,6 +53,7 @@ _FILES = {  # what each file has once
     Container.FLAC: re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),  # the mark and the head of a block of 34 bytes
     Container.MP3: re.compile(rb"(?:Xing|Info)\x00\x00\x00[\x00-\x0f]", re.DOTALL),  # the frame that counts, if any
 }
+_OGG_HEAD = re.compile(rb"OggS\x00[\x02\x03\x06\x07]")  # the first page of a stream
 _OGG_FIRST, _OGG_LAST = 2, 4  # bits of a page's header type
 _XING_FRAMES, _XING_BYTES = 1, 2  # bits that tell which counts follow
 
@@ -99,6 +103,56 @@ def container_of(content_type: str) -> Container:
         fault = Fault.UNSUPPORTED if name.startswith("audio/") else Fault.NOT_MEDIA
         raise MediaError(fault, f"Content-Type '{name}' is none of {', '.join(CONTENT_TYPES)}")
     return CONTENT_TYPES[name]
+
+
+PCM_SUFFIX = ".pcm"
+_SUFFIXES = {".wav": Container.WAV, ".flac": Container.FLAC, ".mp3": Container.MP3}
+_SUFFIXES |= {".opus": Container.OGG, ".ogg": Container.OGG}
+
+
+def decode_named(content: bytes, name: str, pcm: Pcm | None = None) -> Audio:
+    """Decode audio as it lies in a table: bytes, and a file name whose suffix tells the format that was declared.
+
+    Args:
+        pcm: what raw samples (suffix `.pcm`) are.
+
+    Raises:
+        MediaError: with the `Fault` that was found first.
+    """
+    suffix = Path(name).suffix
+    if suffix == PCM_SUFFIX and pcm is not None:
+        return decode_pcm(content, pcm)
+    if suffix not in _SUFFIXES:
+        raise MediaError(Fault.UNSUPPORTED, f"'{name}' is none of {', '.join(_SUFFIXES)}, and no raw samples either")
+    return decode(content, _SUFFIXES[suffix])
+
+
+def count_headers(content: bytes) -> int:
+    """Beginnings of audio files anywhere in the bytes: 1 in a file, 0 in raw samples; more are played as noise.
+
+    An MP3 without a frame that counts has no header to find, and gives 0.
+    """
+    return count_files(content) + sum(len(mark.findall(content)) for mark in (*_FILES.values(), _OGG_HEAD))
+
+
+def chunk_starts(content: bytes, audio: Audio, chunk_bytes: Sequence[int]) -> list[int] | None:
+    """Index of the first sample of each chunk of a body but the first: where seams may be heard.
+
+    Args:
+        content: the body.
+        audio: the same, decoded.
+        chunk_bytes: sizes of the chunks it came in.
+
+    Returns:
+        Ascending, inside the audio, each once; a sample cut in two begins the chunk that holds its end. None for coded
+        audio, whose bytes are no samples.
+    """
+    if audio.container not in (None, Container.WAV):
+        return None
+    start = read_header(content).start if audio.container is Container.WAV else 0
+    frame = BITS[audio.codec] // 8 * len(audio.samples)
+    places = {(end - start) // frame for end in accumulate(chunk_bytes)}
+    return sorted(place for place in places if 0 < place < audio.samples.shape[-1])
 
 
 def decode(content: bytes, container: Container, *, rate: int | None = None, channels: int | None = None) -> Audio:

@@ -54,7 +54,7 @@ def read_header(content: bytes) -> Wav:
     """
     if len(content) >= 12 and content[8:12] != b"WAVE":
         raise MediaError(Fault.WRONG_CONTAINER, f"the response is RIFF, but {content[8:12]!r} and no WAVE")
-    files = len(_RIFF.findall(content))
+    files = count_files(content)
     if files > 1:
         raise MediaError(
             Fault.CONCATENATED,
@@ -75,6 +75,11 @@ def read_header(content: bytes) -> Wav:
             fields = content[at : at + size]
         at += size + size % 2
     return _wav(content, fields, at, size)
+
+
+def count_files(content: bytes) -> int:
+    """WAV files that begin anywhere in the bytes."""
+    return len(_RIFF.findall(content))
 
 
 def _wav(content: bytes, fields: bytes | None, start: int, declared: int) -> Wav:

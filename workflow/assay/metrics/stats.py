@@ -243,7 +243,7 @@ def paired_shift(d: npt.ArrayLike, seed: int, confidence: float = 0.95, resample
     if len(values) < EXACT_SHIFT_ITEMS:
         low, high = _wilcoxon_bounds(values, 1 - confidence)
         return Shift(point, low, high, confidence, "wilcoxon")
-    if np.ptp(values) == 0:
+    if np.allclose(values, point, rtol=1e-9, atol=0):  # the same in every item: so in every resample
         return Shift(point, point, point, confidence, "bca")
     low, high = _bca_bounds((values,), np.mean, seed, confidence, resamples)
     return Shift(point, low, high, confidence, "bca")

@@ -132,7 +132,7 @@ def make_gate(
 
 def make_test(
     trial: Trial,
-    name: Literal["B", "C", "P", "M", "binomial", "surprisal_z"],
+    name: Literal["B", "C", "N", "P", "M", "binomial", "surprisal_z"],
     *,
     p: float | None,
     n: int,

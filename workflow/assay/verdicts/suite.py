@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from assay.config import Dtype, GateOptions
@@ -50,7 +51,8 @@ class Suite(Generic[T]):
     `trial` is the kind of trial that its gates take. `cut_floor` makes its floor of the score table, the values of the
     FLOOR table, the floor arms, the served dtype and the options. `judge_problems` says why the judge's own scores
     cannot be trusted, besides those that are missing or not finite. `claim` is the bound that its gates prove. `counts`
-    are the kinds of items that a verdict counts, and the metric that tells each.
+    are the kinds of items that a verdict counts, and the metric that tells each. `unread` finds in a judged table the
+    answers that came and could not be read: (arm, item) -> why.
     """
 
     options: type[GateOptions]
@@ -61,6 +63,7 @@ class Suite(Generic[T]):
     counts: Mapping[str, str]
     claim: Callable[[Sequence[Gate]], Claim | None]
     judge_problems: Callable[[ScoreTable, Any], list[str]] = lambda table, floor: []
+    unread: Callable[[Path], dict[tuple[str, str], str]] = lambda judged: {}
 
     @property
     def checks(self) -> dict[str, Check[T]]:

@@ -8,8 +8,9 @@ from assay.errors import StoreError
 from assay.verdicts.asr.suite import ASR
 from assay.verdicts.suite import Suite
 from assay.verdicts.text.suite import TEXT
+from assay.verdicts.tts.suite import TTS
 
-SUITES: dict[str, Suite[Any]] = {"text": TEXT, "asr": ASR}
+SUITES: dict[str, Suite[Any]] = {"text": TEXT, "asr": ASR, "tts": TTS}
 
 
 def suite_of(modality: str | None) -> Suite[Any]:

@@ -1,0 +1,1 @@
+"""Verdicts on speech synthesis: its gates, and the faults planted to prove them."""
