@@ -802,7 +802,7 @@ class TtsGates(GateOptions):
     seam_share: float = Field(default=0.12, gt=0, lt=1, description="Share of chunk seams that may click")
     seam_repeat: float = Field(default=0.999, gt=0, le=1, description="Correlation that shows a chunk sent twice")
     waveform_dbfs: float = Field(default=-84, description="Level of a difference of samples that is rounding")
-    waveform_cap_dbfs: float = Field(default=-40, description="A floor above this is no deterministic model's")
+    waveform_cap_dbfs: float = Field(default=-40, description="A floor above this widens nothing")
 
 
 AnyGates = TextGates | AsrGates | TtsGates  # of whatever modality

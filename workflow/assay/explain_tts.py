@@ -36,7 +36,7 @@ class Spoken:
 def worst_spoken(
     verdict: Verdict, plan: Mapping[str, Any], results: Path, judged: Mapping[str, Path], count: int
 ) -> Iterator[Spoken]:
-    """The answers that gates name, those of failing gates first, one pass of each item.
+    """The answers that gates which do not pass name, those of failing ones first, one pass of each item.
 
     Args:
         plan: the serve plan of the run.
@@ -45,7 +45,8 @@ def worst_spoken(
     """
     order = list(Status)
     named: dict[str, tuple[str, list[str]]] = {}
-    for gate in sorted(verdict.gates, key=lambda gate: order.index(gate.status)):
+    unlike = [gate for gate in verdict.gates if gate.status is not Status.PASS]
+    for gate in sorted(unlike, key=lambda gate: order.index(gate.status)):
         for worst in gate.worst_items:
             arm, gates = named.setdefault(worst.item_id, (gate.arm, []))
             if gate.arm == arm:

@@ -79,7 +79,9 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
         }
         | {key: why for path in files.tokens for key, why in suite.unread(path).items()},
         retried=sum(row["status"] == ResponseStatus.OK and row["attempts"] > 1 for row in rows),
-        determinism=_determinism(plan, rows),
+        determinism=_determinism(
+            plan, rows, {key: sha for path in files.tokens for key, sha in suite.content(path).items()}
+        ),
     )
     return judge_run(
         read_scores(files.scores, items),
@@ -125,13 +127,16 @@ def _config_info(plan: Mapping[str, Any], judged: Mapping[str, Any]) -> ConfigIn
     )
 
 
-def _determinism(plan: Mapping[str, Any], rows: list[dict[str, Any]]) -> Determinism:
-    """Share of items whose output is the same bytes in the first and last pass of instance 0 (alone and under load),
-    and in the last pass of both instances."""
+def _determinism(
+    plan: Mapping[str, Any], rows: list[dict[str, Any]], content: Mapping[tuple[str, str], str]
+) -> Determinism:
+    """Share of items whose output is the same bytes (the same `content`, where that is known) in the first and last
+    pass of instance 0 (alone and under load), and in the last pass of both instances."""
     outputs: dict[str, dict[str, str]] = {}
     for row in rows:
         if row["output_sha256"]:
-            outputs.setdefault(row["arm"], {})[row["item_id"]] = row["output_sha256"]
+            same = content.get((row["arm"], row["item_id"]), row["output_sha256"])
+            outputs.setdefault(row["arm"], {})[row["item_id"]] = same
     arms = _planned_arms(plan)
 
     def identical(a: str, b: str) -> tuple[float | None, int]:

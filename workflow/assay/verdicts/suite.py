@@ -52,7 +52,8 @@ class Suite(Generic[T]):
     FLOOR table, the floor arms, the served dtype and the options. `judge_problems` says why the judge's own scores
     cannot be trusted, besides those that are missing or not finite. `claim` is the bound that its gates prove. `counts`
     are the kinds of items that a verdict counts, and the metric that tells each. `unread` finds in a judged table the
-    answers that came and could not be read: (arm, item) -> why.
+    answers that came and could not be read: (arm, item) -> why; `content` what they hold, whatever the bytes around
+    it: (arm, item) -> hash.
     """
 
     options: type[GateOptions]
@@ -64,6 +65,7 @@ class Suite(Generic[T]):
     claim: Callable[[Sequence[Gate]], Claim | None]
     judge_problems: Callable[[ScoreTable, Any], list[str]] = lambda table, floor: []
     unread: Callable[[Path], dict[tuple[str, str], str]] = lambda judged: {}
+    content: Callable[[Path], dict[tuple[str, str], str]] = lambda judged: {}
 
     @property
     def checks(self) -> dict[str, Check[T]]:

@@ -288,12 +288,22 @@ WINDOW = HitSpec(
 # --- samples -----------------------------------------------------------------------------------------------------
 
 
-def noise_limit(trial: SpeechTrial, arm: str) -> float:
-    """Allowed level of the difference to the reference's samples [dBFS]: twice the amplitude of the floor's."""
+def floor_noise(trial: SpeechTrial, arm: str) -> float:
+    """Largest level of the difference that a floor arm has to the judge's samples [dBFS]."""
     floor = [trial.table.values(name, "waveform_noise") for name in trial.references(arm) if name != JUDGE]
     known = np.concatenate([np.empty(0), *floor])
-    known = known[np.isfinite(known)]
-    return max(trial.options.waveform_dbfs, *(known + RAISED_DB)) if len(known) else trial.options.waveform_dbfs
+    return float(np.max(known[np.isfinite(known)], initial=-np.inf))
+
+
+def is_noisy(trial: SpeechTrial, arm: str) -> bool:
+    """Whether the floor is too noisy to widen anything: benign changes make other waveforms of the same speech."""
+    return floor_noise(trial, arm) > trial.options.waveform_cap_dbfs
+
+
+def noise_limit(trial: SpeechTrial, arm: str) -> float:
+    """Allowed level of the difference [dBFS]: twice the amplitude of the floor's, and at least the resolution."""
+    widened = -np.inf if is_noisy(trial, arm) else floor_noise(trial, arm) + RAISED_DB
+    return max(trial.options.waveform_dbfs, widened)
 
 
 def other_samples(trial: SpeechTrial, arm: str) -> Hits:
@@ -301,7 +311,7 @@ def other_samples(trial: SpeechTrial, arm: str) -> Hits:
     table, limit = trial.table, noise_limit(trial, arm)
     noise = trial.worst_if_failed(arm, "waveform_noise", np.inf)
     lag, more = np.abs(table.aux(arm, "waveform_noise", "lag")), np.abs(table.aux(arm, "waveform_noise", "more"))
-    floor = [name for name in trial.references(arm) if name != JUDGE]
+    floor = [] if is_noisy(trial, arm) else [name for name in trial.references(arm) if name != JUDGE]
 
     def widest(key: str) -> Floats:
         values = [np.abs(table.aux(name, "waveform_noise", key)) for name in floor]
@@ -329,12 +339,16 @@ WAVEFORM = HitSpec(
 
 
 def waveform_gate(trial: SpeechTrial) -> Draft:
-    """G-waveform: the samples are the reference's, within twice its own spread. For models that repeat themselves."""
+    """G-waveform: the samples are the reference's, within twice its own spread. For models that repeat themselves.
+
+    Where benign changes already make other waveforms, the floor widens nothing: samples equal but for rounding pass,
+    and of others nothing can be told.
+    """
     if not trial.options.deterministic:
         why = "the model draws other speech each time: its samples are compared with nothing"
         return not_asked(trial, WAVEFORM.id, WAVEFORM.metric, WAVEFORM.statistic, "count", why)
     draft = hit_gate(trial, WAVEFORM)
-    if noise_limit(trial, trial.arm) - RAISED_DB <= trial.options.waveform_cap_dbfs:
-        return draft
-    why = "floor too noisy: the reference's own runs differ as waveforms, so it is not deterministic"
-    return Draft(gate=draft.gate, blocked=why)
+    if is_noisy(trial, trial.arm) and draft.effect:
+        level = floor_noise(trial, trial.arm)
+        return Draft(gate=draft.gate, blocked=f"floor too noisy: benign changes differ by {level:.3g} dBFS")
+    return draft

@@ -34,6 +34,12 @@ def unread(judged: Path) -> dict[tuple[str, str], str]:
     return {(row["arm"], row["item_id"]): f"{row['fault']}: {row['error']}" for row in rows if row["fault"]}
 
 
+def content(judged: Path) -> dict[tuple[str, str], str]:
+    """(arm, item) -> hash of the samples: a streamed answer and a whole one have other headers."""
+    rows = store.read_rows(judged, "transcripts", ["item_id", "arm", "pcm_sha256"])
+    return {(row["arm"], row["item_id"]): row["pcm_sha256"] for row in rows if row["pcm_sha256"]}
+
+
 def _hits(spec: HitSpec) -> Check[SpeechTrial]:
     return Check(partial(hit_gate, spec=spec), needs=spec.metric, on_floor=True)
 
@@ -66,4 +72,5 @@ TTS = Suite(
     counts={"spoken": "wer_errors", "long": "window_wer"},
     claim=lost_claim,
     unread=unread,
+    content=content,
 )
