@@ -56,7 +56,7 @@ def test_schemas_for_editors_are_in_step_with_the_models():
             lambda c: c["smollm2_135m"].update(arm="mstar", dtype="bfloat16", instances=[[LOAD | {"stream": True}]]),
             "smollm2_135m: a pass sets `stream`, and arm 'mstar' speaks mstar, which has none",
         ),
-        ("families/smollm2_135m.yaml", lambda c: c.update(modality="smell"), r"modality: .*'text'.* \(found 'smell'\)"),
+        ("families/smollm2_135m.yaml", lambda c: c.update(modality="smell"), r"modality: .*text.* \(found 'smell'\)"),
         ("configs.yaml", lambda c: c.update(qwen={"unsupported": ""}), "qwen: unsupported: .*at least 10"),
         (
             "configs.yaml",

@@ -166,7 +166,7 @@ def _share(value: float | None) -> str:
 
 def _worst(verdict: Verdict, run: Run, count: int) -> Iterator[Panel]:
     """The worst items of a run, as its modality shows them."""
-    if not run.scores.exists() or not verdict.provenance:
+    if not verdict.gates:
         return
     outputs = {arm: run.served(arm, "outputs") for entry in verdict.instances for arm in entry.arms}
     plan = run.plan(next(iter(outputs)))
