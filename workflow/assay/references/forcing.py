@@ -38,7 +38,7 @@ def look_up(raw: torch.Tensor, token_ids: Sequence[int], asked: torch.Tensor, at
     Returns:
         float32 arrays of n rows, in nats.
     """
-    chosen = torch.tensor(token_ids, device=raw.device)[:, None]
+    chosen = torch.as_tensor(token_ids, device=raw.device)[:, None]
     lp = raw.gather(1, chosen)
     probability = asked.exp()
     surprisal = -asked.masked_fill(probability == 0, 0.0)

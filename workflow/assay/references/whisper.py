@@ -156,6 +156,11 @@ class Whisper:
     """A Whisper model with its tokenizer, loaded one way."""
 
     def __init__(self, directory: str | Path, settings: ArmSettings, gpus: int = 0) -> None:
+        """Load the model, on the CPU or on the `gpus` devices leased for this process.
+
+        Raises:
+            DeviceError: torch does not see these devices, or the model has no room on them.
+        """
         self.settings = settings
         self.tokenizer = AutoTokenizer.from_pretrained(directory)
         self.extractor = WhisperFeatureExtractor.from_pretrained(directory)
@@ -338,17 +343,6 @@ class Whisper:
         raw = vocabulary.stamps_as_one(torch.log_softmax(allowed, -1))
         return tokens, look_up(raw, [min(token, vocabulary.first_stamp) for token in tokens], raw)
 
-    # --- devices ---
-
-    def _tensor(self, values: Any) -> torch.Tensor:
-        """`values` where the model is."""
-        return torch.as_tensor(values, device=self.model.device)
-
-    @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
-        with memory_told(), matmul(self.model.device, self.settings.alternative_matmul):
-            yield
-
     # --- words ---
 
     @torch.inference_mode()
@@ -388,3 +382,14 @@ class Whisper:
             yield
         finally:
             self.model.set_attn_implementation(self.settings.attention)
+
+    # --- devices ---
+
+    def _tensor(self, values: Any) -> torch.Tensor:
+        """`values` where the model is."""
+        return torch.as_tensor(values, device=self.model.device)
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        with memory_told(), matmul(self.model.device, self.settings.alternative_matmul):
+            yield
