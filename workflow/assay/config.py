@@ -1121,6 +1121,9 @@ def _keys(value: Any, loc: Sequence[int | str]) -> Iterator[str]:
         value = value[part] if known else None
 
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where it is there: ten times as fast
+
+
 def read_yaml(path: str | Path) -> Any:
     """A YAML file's content.
 
@@ -1128,7 +1131,7 @@ def read_yaml(path: str | Path) -> Any:
         ConfigError: the file is missing or is not YAML.
     """
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_LOADER)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except yaml.YAMLError as error:

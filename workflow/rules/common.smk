@@ -1,4 +1,7 @@
 # Look-ups that rules share. Functions only; the configuration is read and checked once, here.
+import gc
+from functools import cache
+
 from snakemake.exceptions import WorkflowError
 
 from assay import config as assay_config
@@ -7,6 +10,9 @@ from assay.errors import AssayError
 from assay.fingerprint import command_fingerprint, fingerprint
 from assay.provenance import LIBRARIES, versions
 from assay.samples.recipe import read_recipe
+
+
+gc.set_threshold(50_000)  # nothing of a growing plan is garbage: looking for some takes a quarter of building it
 
 
 def for_people(function, *arguments):
@@ -65,11 +71,16 @@ def manifest(source):
 
 def plan(wildcards):
     """The serve plan, which `snakemake -n` prints: from the configuration, or, when rescoring, as the run recorded it."""
+    return plan_of(wildcards.config)
+
+
+@cache  # some thirty look-ups of each config need it
+def plan_of(name):
     if not CONFIG.settings.rescore:
-        return for_people(serve_plan, CONFIG, wildcards.config)
-    recorded = for_people(recorded_plan, wildcards.config)
+        return for_people(serve_plan, CONFIG, name)
+    recorded = for_people(recorded_plan, name)
     if recorded is None:
-        raise WorkflowError(f"nothing is recorded of config '{wildcards.config}': {RUN_FIRST}")
+        raise WorkflowError(f"nothing is recorded of config '{name}': {RUN_FIRST}")
     return ServePlan(recorded)
 
 
