@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import tiny
 import yaml
 from gpu import build, case
+from private_slurm import PrivateSlurm
 from workspaces import Workspace, copy_workflow
 
 from assay.canonical import sha256_file
@@ -16,6 +19,8 @@ from assay.samples.build import write_lock
 
 SITE = "cluster"
 CONFIGS = ("tiny", "tiny_slow", "tiny+rope_theta", "tiny+second_best")
+VERDICTS = tuple(f"results/verdicts/{name}.json" for name in CONFIGS)
+OPTIONS = ("--config", f"site={SITE}", "--")
 SOURCES = ("django", "lm_eval", "more_itertools", "smollm2_135m")
 
 
@@ -62,6 +67,29 @@ def make(path: Path, fetched: Path) -> Workspace:
     return workspace
 
 
+@dataclass(frozen=True)
+class SlurmWorkspace(Workspace):
+    """A workspace whose runs go to a cluster, and where they find it."""
+
+    cluster: PrivateSlurm
+
+    def command(self, *arguments):
+        """The snakemake command line for `arguments`."""
+        return [sys.executable, "-m", "snakemake", "--workflow-profile", "profiles/slurm", *arguments]
+
+    @property
+    def env(self):
+        """The workspace's, with the cluster's commands."""
+        ours = super().env
+        found = self.cluster.env
+        return ours | found | {"PYTHONPATH": f"{ours['PYTHONPATH']}:{found['PYTHONPATH']}"}
+
+
+def on(cluster: PrivateSlurm, workspace: Workspace) -> SlurmWorkspace:
+    """`workspace`, run by `cluster`."""
+    return SlurmWorkspace(workspace.path, cluster)
+
+
 def _site(options) -> dict[str, object]:
     devices = json.loads(options.model_dump_json())
     # Both nodes are this machine: what is local to a node is told apart by the node's name.
@@ -71,6 +99,7 @@ def _site(options) -> dict[str, object]:
         "device": "amd",
         "arms": ["embedded-amd"],
         "threads": 1,
+        "reference_gpus": 0,  # nothing answers behind these devices
         "cache_dir": "resources/caches",
         "devices": devices,
         "slurm": {"partition": "gpu", "gres": "gpu:toy"},
