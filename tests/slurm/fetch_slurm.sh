@@ -16,6 +16,6 @@ mkdir -p "$folder"
 for package in "$scratch"/*.deb; do dpkg -x "$package" "$folder"; done
 # Only what the project's environment lacks: the rest of it must stay the one that is tested.
 "$python" -m pip install --quiet --no-compile --no-deps --target "$folder/python" \
-    --constraint "$root/constraints.txt" --constraint "$root/constraints-slurm.txt" \
-    snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep throttler pandas python-dateutil tzdata
+    --constraint "$root/constraints.txt" \
+    snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep pandas python-dateutil tzdata
 touch "$folder/complete"

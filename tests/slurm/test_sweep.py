@@ -13,9 +13,10 @@ from tiny_sweep import CONFIGS, OPTIONS, VERDICTS
 from assay.gate import read_verdict
 from assay.records import Status
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 ONE = VERDICTS[0]
+LIMIT_S = 300  # on a busy machine
 SERVED = "results/outputs/tiny/0"
 COMPARED = {"verdict", "reason", "claim", "coverage", "gates", "controls", "caveats", "evidence", "samples"}
 
@@ -30,14 +31,20 @@ def running(on_slurm):
     yield from caught(on_slurm)
 
 
-def caught(workspace):
+@pytest.fixture
+def running_alone(on_slurm):
+    """The same, of a run that only serves."""
+    yield from caught(on_slurm, f"{SERVED}.parquet")
+
+
+def caught(workspace, target=ONE):
     log = (workspace.path / "snakemake.log").open("wb")
     run = subprocess.Popen(
-        workspace.command(*OPTIONS, ONE), cwd=workspace.path, env=workspace.env, stdout=log, stderr=log
+        workspace.command(*OPTIONS, target), cwd=workspace.path, env=workspace.env, stdout=log, stderr=log
     )
     served = workspace.path / f"{SERVED}.server.log"
     try:
-        assert wait_until(lambda: served.exists() and "/v1/" in served.read_text(), 180), said(workspace)
+        assert wait_until(lambda: served.exists() and "/v1/" in served.read_text(), LIMIT_S), said(workspace)
         (job,) = workspace.cluster.run("squeue", "-h", "-o", "%i").split()
         yield workspace, run, job
     finally:
@@ -109,7 +116,7 @@ def test_a_cancelled_job_stops_its_server_and_is_an_error_with_its_cause_and_the
     workspace, run, job = running
     workspace.cluster.run("scancel", job)
     assert wait_until(lambda: servers(workspace) == [], 60)
-    assert run.wait(120) == 1
+    assert run.wait(LIMIT_S) == 1
     assert "the server was stopped (SIGINT)" in (workspace.path / "logs/generate/tiny/0.log").read_text()
     error = verdict(workspace, "results/errors/tiny.json")
     assert error.verdict is Status.ERROR
@@ -120,25 +127,25 @@ def test_a_cancelled_job_stops_its_server_and_is_an_error_with_its_cause_and_the
     assert not (workspace.path / "results/errors").exists()
 
 
-def test_a_job_whose_node_is_killed_is_run_again_elsewhere_and_the_run_goes_on(running):
-    workspace, run, job = running
+def test_a_job_whose_node_is_killed_is_run_again_elsewhere_and_the_run_goes_on(running_alone):
+    workspace, run, job = running_alone
     (node,) = workspace.cluster.run("squeue", "-h", "-j", job, "-o", "%N").split()
     workspace.cluster.kill_node(node)
     try:
         assert wait_until(lambda: servers(workspace) == [], 10)
-        assert run.wait(300) == 0, said(workspace)
+        assert run.wait(LIMIT_S) == 0, said(workspace)
     finally:
         workspace.cluster.start_node(node)
         workspace.cluster.wait_idle()
     slurm = json.loads((workspace.path / f"{SERVED}.identity.json").read_text())["slurm"]
     assert slurm["job"] == job and slurm["restarts"] == 1 and slurm["node"] != node
-    assert verdict(workspace, ONE).verdict is not Status.ERROR
+    assert (workspace.path / f"{SERVED}.parquet").exists()
 
 
 def test_a_job_that_runs_out_of_time_is_an_error_that_says_what_to_raise(running):
     workspace, run, job = running
     workspace.cluster.run("scontrol", "update", f"jobid={job}", "timelimit=0:01")
-    assert run.wait(200) == 1
+    assert run.wait(LIMIT_S) == 1
     assert servers(workspace) == []
     error = verdict(workspace, "results/errors/tiny.json")
     assert error.verdict is Status.ERROR and "is TIMEOUT" in error.reason and "minutes" in error.reason

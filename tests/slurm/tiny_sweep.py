@@ -48,7 +48,7 @@ def make(path: Path, fetched: Path) -> Workspace:
     _write(path / "config/arms/embedded-amd.yaml", arm | changes)
     family = yaml.safe_load((path / "config/families/smollm2_135m_faults.yaml").read_text())
     family["model"] |= {"name": "Tiny", "weights": {"transformers": "tiny"}}
-    needs = {"memory_gib": 2, "minutes": 5}
+    needs = {"memory_gib": 2, "minutes": 30}
     _write(
         path / "config/families/tiny.yaml",
         family | {"sets": {"smoke": ["tiny"]}, "needs": {"serve": needs, "judge": needs}},
