@@ -45,6 +45,7 @@ localrules:
     fetch,
     gate,
     junit,
+    report,
     samples,
     serve_config,
 
