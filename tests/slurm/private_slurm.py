@@ -131,15 +131,20 @@ class PrivateSlurm:
         shutil.rmtree(self.root)
         assert not left, f"the test cluster left behind: {left}"
 
-    def processes(self) -> list[psutil.Process]:
-        """Everything that came of this cluster and lives: its daemons, its steps and the processes of its jobs."""
-        found = []
+    def processes(self, node: str | None = None) -> set[psutil.Process]:
+        """What came of this cluster and lives: all of it, or what jobs run on one node."""
+        jobs, others = set(), set()
         for process in psutil.process_iter():
-            environ, line = _seen(process)
-            ours = environ.get("SLURM_CONF", "").startswith(f"{self.root}/") or str(self.root) in line
-            if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        return found
+            with contextlib.suppress(psutil.Error):
+                environ = process.environ()
+                if process.pid == os.getpid() or environ.get("SLURM_CONF") != f"{self.root}/slurm.conf":
+                    continue
+                (jobs if "SLURMD_NODENAME" in environ else others).add(process)
+                if node not in (None, environ.get("SLURMD_NODENAME")):
+                    jobs.discard(process)
+        # The keeper of a step hides its environment; it is the parent of the step's first process.
+        keepers = {keeper for process in jobs if (keeper := _parent(process)) and keeper.name() == "slurmstepd"}
+        return keepers | jobs | (others if node is None else set())
 
     def run(self, *command: str) -> str:
         """What one of SLURM's commands prints."""
@@ -157,13 +162,14 @@ class PrivateSlurm:
     def kill_node(self, node: str) -> None:
         """What a power cut does: the daemon and every process on the node are gone at once, and nobody is told."""
         daemon = self._daemons.pop(node)
+        lost = self.processes(node)
+        for process in lost:
+            process.suspend()  # or the keepers tell that their steps were killed
         daemon.kill()
         daemon.wait()
-        for process in self.processes():
-            environ, line = _seen(process)
-            if node in (environ.get("SLURMD_NODENAME"), *line.split()) or line.startswith(f"{node} "):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+        for process in lost:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def wait_idle(self) -> None:
         """Until every node takes jobs."""
@@ -256,9 +262,8 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _seen(process: psutil.Process) -> tuple[dict[str, str], str]:
-    """Environment and command line of a process; empty of one that is gone."""
+def _parent(process: psutil.Process) -> psutil.Process | None:
     try:
-        return process.environ(), " ".join(process.cmdline())
+        return process.parent()
     except psutil.Error:
-        return {}, ""
+        return None

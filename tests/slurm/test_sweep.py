@@ -55,6 +55,10 @@ def caught(workspace, target=ONE):
             workspace.cluster.run("scancel", left)
 
 
+def state(workspace, job):
+    return workspace.cluster.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T").strip()
+
+
 def said(workspace):
     return (workspace.path / "snakemake.log").read_text()
 
@@ -65,7 +69,7 @@ def servers(workspace):
     for process in psutil.process_iter(["cmdline", "cwd"]):
         line = " ".join(process.info["cmdline"] or [])
         if process.info["cwd"] == str(workspace.path) and ("assay.embedded" in line or "watchdog" in line):
-            found.append(line)
+            found.append(process)
     return found
 
 
@@ -134,6 +138,8 @@ def test_a_job_whose_node_is_killed_is_run_again_elsewhere_and_the_run_goes_on(r
     workspace.cluster.kill_node(node)
     try:
         assert wait_until(lambda: servers(workspace) == [], 10)
+        assert wait_until(lambda: state(workspace, job) == "PENDING", 120)
+        workspace.cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")  # SLURM lets it rest for 2 minutes
         assert run.wait(LIMIT_S) == 0, said(workspace)
     finally:
         workspace.cluster.start_node(node)
@@ -143,10 +149,14 @@ def test_a_job_whose_node_is_killed_is_run_again_elsewhere_and_the_run_goes_on(r
     assert (workspace.path / f"{SERVED}.parquet").exists()
 
 
-def test_a_job_that_runs_out_of_time_is_an_error_that_says_what_to_raise(running):
+def test_a_job_that_runs_out_of_time_takes_its_hung_server_along_and_says_what_to_raise(running):
     workspace, run, job = running
-    workspace.cluster.run("scontrol", "update", f"jobid={job}", "timelimit=0:01")
+    for process in servers(workspace):
+        if "watchdog" not in " ".join(process.cmdline()):
+            process.suspend()
+    workspace.cluster.run("scontrol", "update", f"jobid={job}", "timelimit=1")
     assert run.wait(LIMIT_S) == 1
-    assert servers(workspace) == []
+    assert wait_until(lambda: servers(workspace) == [], 10)
+    assert "the server was stopped (SIGKILL)" in (workspace.path / "logs/generate/tiny/0.log").read_text()
     error = verdict(workspace, "results/errors/tiny.json")
     assert error.verdict is Status.ERROR and "is TIMEOUT" in error.reason and "minutes" in error.reason

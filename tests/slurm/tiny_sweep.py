@@ -18,7 +18,7 @@ from assay.canonical import sha256_file
 from assay.samples.build import write_lock
 
 SITE = "cluster"
-CONFIGS = ("tiny", "tiny_slow", "tiny+rope_theta", "tiny+second_best")
+CONFIGS = ("tiny", "tiny_too", "tiny+rope_theta", "tiny+second_best")
 VERDICTS = tuple(f"results/verdicts/{name}.json" for name in CONFIGS)
 OPTIONS = ("--config", f"site={SITE}", "--")
 SOURCES = ("django", "lm_eval", "more_itertools", "smollm2_135m")
@@ -44,7 +44,12 @@ def make(path: Path, fetched: Path) -> Workspace:
     _write(path / f"config/sites/{SITE}.yaml", _site(machine.options))
     arm = yaml.safe_load((path / "config/arms/embedded.yaml").read_text())
     # One request at a time: what is served is then the same bytes in every run, and so is the verdict.
-    changes = {"devices": {"amd": {}}, "gpus": 1, "instances": [[{"name": "alone", "concurrency": 1}]]}
+    changes = {
+        "devices": {"amd": {}},
+        "gpus": 1,
+        "instances": [[{"name": "alone", "concurrency": 1}]],
+        "stop_grace_s": 2,
+    }
     _write(path / "config/arms/embedded-amd.yaml", arm | changes)
     family = yaml.safe_load((path / "config/families/smollm2_135m_faults.yaml").read_text())
     family["model"] |= {"name": "Tiny", "weights": {"transformers": "tiny"}}
@@ -54,7 +59,7 @@ def make(path: Path, fetched: Path) -> Workspace:
         family | {"sets": {"smoke": ["tiny"]}, "needs": {"serve": needs, "judge": needs}},
     )
     entry = {"family": "tiny", "arm": "embedded-amd", "deployment": False}
-    _write(path / "config/configs.yaml", {"tiny": entry, "tiny_slow": entry})
+    _write(path / "config/configs.yaml", {"tiny": entry, "tiny_too": entry})
     sources = yaml.safe_load((path / "config/sources.yaml").read_text())
     files = {file.name: sha256_file(file) for file in sorted(model.iterdir())}
     sources["tiny"] = {"kind": "local", "path": str(model), "files": files, "licence": "none"}
