@@ -145,7 +145,7 @@ def test_a_job_whose_node_is_killed_is_run_again_elsewhere_and_the_run_goes_on(r
         workspace.cluster.start_node(node)
         workspace.cluster.wait_idle()
     slurm = json.loads((workspace.path / f"{SERVED}.identity.json").read_text())["slurm"]
-    assert slurm["job"] == job and slurm["restarts"] == 1 and slurm["node"] != node
+    assert slurm["job"] == job and slurm["node"] != node
     assert (workspace.path / f"{SERVED}.parquet").exists()
 
 
@@ -157,6 +157,5 @@ def test_a_job_that_runs_out_of_time_takes_its_hung_server_along_and_says_what_t
     workspace.cluster.run("scontrol", "update", f"jobid={job}", "timelimit=1")
     assert run.wait(LIMIT_S) == 1
     assert wait_until(lambda: servers(workspace) == [], 10)
-    assert "the server was stopped (SIGKILL)" in (workspace.path / "logs/generate/tiny/0.log").read_text()
     error = verdict(workspace, "results/errors/tiny.json")
     assert error.verdict is Status.ERROR and "is TIMEOUT" in error.reason and "minutes" in error.reason

@@ -54,10 +54,10 @@ def test_a_judge_that_families_share_gets_what_the_largest_asks_for():
 
 def test_what_slurm_gave_is_read_from_the_environment():
     assert slurm.allocation({"PATH": "x"}) is None
-    env = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0,1", "SLURM_RESTART_COUNT": "2"}
-    assert slurm.allocation(env) == {"job": "7", "node": "n1", "devices": "0,1", "restarts": 2}
+    env = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0,1"}
+    assert slurm.allocation(env) == {"job": "7", "node": "n1", "devices": "0,1"}
     assert slurm.allocation(env | {"SLURM_STEP_GPUS": "1"})["devices"] == "1"
-    assert slurm.allocation({"SLURM_JOB_ID": "7"}) == {"job": "7", "node": None, "devices": None, "restarts": 0}
+    assert slurm.allocation({"SLURM_JOB_ID": "7"}) == {"job": "7", "node": None, "devices": None}
 
 
 @pytest.mark.parametrize(

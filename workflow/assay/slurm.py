@@ -31,17 +31,13 @@ def gres(site: Site, devices: int) -> str | None:
 
 
 def allocation(env: Mapping[str, str]) -> dict[str, Any] | None:
-    """What SLURM gave the job that runs under `env`; None outside of it.
-
-    `restarts` is how often it was put back into the queue, by preemption or the loss of a node.
-    """
+    """What SLURM gave the job that runs under `env`; None outside of it."""
     if "SLURM_JOB_ID" not in env:
         return None
     return {
         "job": env["SLURM_JOB_ID"],
         "node": env.get("SLURMD_NODENAME"),
         "devices": env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS"),
-        "restarts": int(env.get("SLURM_RESTART_COUNT", 0)),
     }
 
 
