@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VERDICT := results/verdicts/smollm2_135m.json
 
-.PHONY: verdict test fault-matrix check format lint types workflow-lint clean FORCE
+.PHONY: verdict test slurm fault-matrix check format lint types workflow-lint clean FORCE
 
 ## Serve a real model, judge it, and say what came out.
 verdict: $(VENV)/run
@@ -36,6 +36,10 @@ types: $(VENV)/dev
 ## Any result: `make results/verdicts/smollm2_135m_vllm.json`.
 results/%: $(VENV)/run FORCE
 	$(BIN)/snakemake --cores $(CORES) $@
+
+## Snakemake's plugin for SLURM, for those who run on a cluster (docs/sites.md).
+slurm: $(VENV)/run
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[slurm]'
 
 ## The fault matrix: every plantable fault by the gates that catch it, written to docs/faults/.
 fault-matrix: $(VENV)/run

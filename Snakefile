@@ -36,11 +36,17 @@ wildcard_constraints:
     instance=r"\d+",
 
 
+# What needs the network, or less time than submitting it.
 localrules:
     all,
+    environment,
     facts,
+    fault_matrix,
+    fetch,
     gate,
     junit,
+    report,
+    samples,
     serve_config,
 
 
@@ -48,3 +54,18 @@ rule all:
     default_target: True
     input:
         all_verdicts,
+
+
+FAILED = failed.FailedJobs()
+logger.addHandler(FAILED)
+
+
+onstart:
+    failed.forget()
+    for warning in slurm.warnings(CONFIG.site, CONFIG.settings.site, workflow.local_exec):
+        logger.warning(warning)
+
+
+onerror:
+    for line in failed.write_errors(without_verdict(FAILED.jobs)):
+        logger.error(line)

@@ -29,3 +29,13 @@ def test_launchers_are_measured_and_what_they_add_is_told(tmp_path):
     assert rows.keys() == {"bare", "process"}
     start, stop, *over = (float(cell) for cell in rows["process"])
     assert start > 0 and stop > 0 and len(over) == 2
+
+
+def test_planning_a_sweep_is_measured_and_counts_its_jobs(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks/sweep.py"), "1", "2"]
+    done = subprocess.run(command, check=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    one, two = ([cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:])
+    assert (one[0], two[0]) == ("1", "2")
+    # A config: its plan, two instances (served, read and judged), scores, verdict.
+    assert int(two[1]) - int(one[1]) == 1 + 2 * 3 + 1 + 1
+    assert all(float(cell) >= 0 for cell in (*one, *two))

@@ -17,7 +17,7 @@ from assay.errors import ConfigError, NoDeviceError, SampleError
 from assay.records import Status
 from assay.samples.build import build_set
 from assay.store import write_json
-from assay.verdicts.decide import unsupported_verdict
+from assay.verdicts.decide import undecided_verdict
 from assay.verdicts.model import ConfigInfo, Tool
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -60,7 +60,9 @@ def test_lock_makes_a_changed_recipe_buildable_and_says_what_changed(tmp_path):
 
 
 def write_verdict(path, **changes):
-    verdict = unsupported_verdict(ConfigInfo(name="x"), "a reason", Tool(version="1")).model_dump(mode="json")
+    verdict = undecided_verdict(ConfigInfo(name="x"), Status.UNSUPPORTED, "a reason", Tool(version="1")).model_dump(
+        mode="json"
+    )
     write_json(path, verdict | changes)
 
 

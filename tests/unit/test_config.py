@@ -239,7 +239,8 @@ def test_a_site_offers_what_it_can_serve_and_what_nothing_can(folder):
 def test_a_committed_site_is_no_machine_of_anybodys(path):
     values = yaml.safe_load(path.read_text())
     assert not Path(values["cache_dir"]).is_absolute() and config.Site(**values).arms
-    assert set(values) <= {"description", "device", "devices", "container", "arms", "threads", "cache_dir"}
+    assert set(values) <= {"description", "device", "devices", "container", "arms", "threads", "cache_dir", "slurm"}
+    assert config.SiteSlurm(**values.get("slurm", {})) == config.SiteSlurm()  # nothing that a cluster calls its own
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from synthetic import ALL_SERVED, SERVED, TOOL, World, check, devices, instance
 
 from assay.errors import StoreError
 from assay.records import FailureKind, Status
-from assay.verdicts.decide import judge_run, unsupported_verdict
+from assay.verdicts.decide import judge_run, undecided_verdict
 from assay.verdicts.model import (
     Cleanup,
     ConfigInfo,
@@ -386,7 +386,7 @@ def test_a_floor_arm_that_fails_against_the_others_makes_the_gate_trigger_happy(
 
 
 def test_an_unsupported_config_says_why():
-    verdict = unsupported_verdict(ConfigInfo(name="big"), "no reference yet", TOOL)
+    verdict = undecided_verdict(ConfigInfo(name="big"), Status.UNSUPPORTED, "no reference yet", TOOL)
     assert (verdict.verdict, verdict.reason) == (Status.UNSUPPORTED, "no reference yet")
     assert parse_verdict(verdict.model_dump(mode="json"), "x") == verdict
 

@@ -17,13 +17,19 @@ def scripts(tmp_path, monkeypatch):
     shutil.copytree(PACKAGE, tmp_path / "assay", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(PACKAGE.parent / "scripts", tmp_path / "scripts")
     monkeypatch.setattr(module, "_ROOT", tmp_path)
-    module._parse.cache_clear()
+    forget()
     yield tmp_path
+    forget()
+
+
+def forget():
+    """What a process remembers: a file is read once in its life."""
+    module.fingerprint.cache_clear()
     module._parse.cache_clear()
 
 
 def digests(scripts):
-    module._parse.cache_clear()
+    forget()
     return {path.stem: module.fingerprint(path) for path in sorted((scripts / "scripts").glob("*.py"))}
 
 
@@ -60,7 +66,7 @@ def test_a_stage_that_picks_by_modality_counts_that_modality_alone(scripts):
     picking.write_text(picking.read_text().replace("import text\n", "import asr, text\n", 1))
 
     def of(modality):
-        module._parse.cache_clear()
+        forget()
         return module.fingerprint(score, modality)
 
     before = {modality: of(modality) for modality in ("text", "asr", None)}

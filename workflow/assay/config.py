@@ -6,6 +6,7 @@ JSON Schemas for editors are generated from these models into `config/schemas/` 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
@@ -262,6 +263,19 @@ class DeviceOptions(Strict):
     poll_s: float = Field(default=1, gt=0, description="Between two looks at the devices during a run")
 
 
+class SiteSlurm(Strict):
+    """What a site's SLURM calls things (profiles/slurm)."""
+
+    partition: str | None = Field(default=None, min_length=1, description="null: the cluster's own default")
+    account: str | None = Field(default=None, min_length=1, description="null: yours")
+    constraint: str | None = Field(default=None, min_length=1, description="Features that a node must have")
+    gres: str = Field(
+        default="gpu",
+        pattern=r"^\w+(:[\w.]+)?$",
+        description="Generic resource that a device is, with its type where there are several (`sinfo -o %G`)",
+    )
+
+
 class Site(Strict):
     """Where runs happen."""
 
@@ -272,6 +286,7 @@ class Site(Strict):
     threads: int = Field(ge=1, description="OMP_NUM_THREADS of each server and each reference process")
     cache_dir: str = Field(description="Engine caches; may use environment variables")
     devices: DeviceOptions | None = Field(default=None, description="Accelerators; null on a CPU site")
+    slurm: SiteSlurm | None = Field(default=None, description="null: there is none, or it is not to be used")
     reference_gpus: int = Field(
         default=1,
         ge=0,
@@ -494,6 +509,7 @@ class Arm(Strict):
     client: ClientSpec
     instances: list[Passes] = Field(min_length=1, description="Passes of instance 0, instance 1, ...")
     start_limit_s: float = Field(gt=0)
+    memory_gib: float = Field(default=0, ge=0, description="Of the machine, for one instance, besides its family's")
     stop_grace_s: float = Field(default=20, gt=0, description="Wait after SIGINT, and again after SIGTERM")
     faults: bool = Field(default=False, description="Whether it takes --fault NAME=VALUE")
     log_rules: Annotated[list[Name], AfterValidator(_once)] = Field(
@@ -808,6 +824,25 @@ class TtsGates(GateOptions):
 AnyGates = TextGates | AsrGates | TtsGates  # of whatever modality
 
 
+class Needs(Strict):
+    """What one job asks of its machine, besides threads and devices."""
+
+    memory_gib: float = Field(gt=0)
+    minutes: int = Field(gt=0, description="It is ended after that")
+
+
+class FamilyNeeds(Strict):
+    """What the jobs of a family ask for."""
+
+    serve: Needs = Field(
+        default=Needs(memory_gib=6, minutes=60),
+        description="One instance and all its passes; its arm's memory_gib and start limit come on top",
+    )
+    judge: Needs = Field(
+        default=Needs(memory_gib=3, minutes=60), description="Answering a set as reference, and judging one"
+    )
+
+
 class FamilyBase(Strict):
     """What a group of configs has in common, whatever their modality."""
 
@@ -817,6 +852,7 @@ class FamilyBase(Strict):
     )
     request: dict[str, Any] = Field(default={}, description="Fields sent with every request, such as a voice")
     reference: ReferenceSpec | ExternalReference = Field(discriminator="kind")
+    needs: FamilyNeeds = FamilyNeeds()
 
     @property
     def reference_model(self) -> str:
@@ -973,6 +1009,11 @@ class Config(Strict):
             )
         return first
 
+    def judge_needs(self, model: str) -> Needs:
+        """What judging with the model in source `model` takes: the most that any of its families asks for."""
+        needs = [item.needs.judge for item in self.families.values() if item.reference_model == model]
+        return Needs(memory_gib=max(item.memory_gib for item in needs), minutes=max(item.minutes for item in needs))
+
     def offered(self, name: str) -> bool:
         """Whether this site can say something of config `name`: it has its arm, or there is none."""
         entry = self.configs[name]
@@ -1036,6 +1077,15 @@ class Resolved(Strict):
         """Devices of one instance: the config's, or its arm's."""
         entry, _, arm = self.served
         return entry.gpus or arm.gpus
+
+    @property
+    def needs(self) -> Needs:
+        """What one instance asks for, from its start to its end."""
+        _, family, arm = self.served
+        serve = family.needs.serve
+        return Needs(
+            memory_gib=serve.memory_gib + arm.memory_gib, minutes=serve.minutes + math.ceil(arm.start_limit_s / 60)
+        )
 
     @property
     def deployment(self) -> str | None:
@@ -1121,6 +1171,9 @@ def _keys(value: Any, loc: Sequence[int | str]) -> Iterator[str]:
         value = value[part] if known else None
 
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where it is there: ten times as fast
+
+
 def read_yaml(path: str | Path) -> Any:
     """A YAML file's content.
 
@@ -1128,7 +1181,7 @@ def read_yaml(path: str | Path) -> Any:
         ConfigError: the file is missing or is not YAML.
     """
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_LOADER)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except yaml.YAMLError as error:

@@ -25,11 +25,12 @@ PICKED = (
 )  # packages where each modality has a module of its name
 
 
+@functools.cache
 def fingerprint(script: str | Path, modality: str | None = None) -> str:
     """Digest (16 hex digits) of the parsed code of `script` and of every `assay` module it imports, however indirectly.
 
     Comments, formatting and docstrings do not count; nor, for a stage that picks its module by `modality`, what only
-    other modalities' modules of `PICKED` import.
+    other modalities' modules of `PICKED` import. A file is read once in the life of a process.
     """
     seen: dict[str, str] = {}
     todo = [Path(script)]

@@ -39,6 +39,7 @@ from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import FailureKind, ResponseStatus, served_arm
 from assay.samples.lock import load_set
+from assay.slurm import allocation
 from assay.sources.manifest import verify_weights
 from assay.store import atomic_path, read_json, table_from_rows, write_json, write_table
 
@@ -144,6 +145,8 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
 
     def stopped(cleanup: Cleanup) -> None:
         run.cleanup = cleanup
+        # The log outlives a job that is ended from outside; what it was to write does not.
+        log.info("the server was stopped (%s) in %g s: %s", cleanup.stopped_by, cleanup.seconds, _left(cleanup))
         write_json(outputs.cleanup, asdict(cleanup))
 
     try:
@@ -208,6 +211,10 @@ async def _walk(server: Server, client: Plan, items: list[Row], arm: str, concur
     return [*done.values(), *not_sent([item for item in items if item["item_id"] not in done], arm, why)]
 
 
+def _left(cleanup: Cleanup) -> str:
+    return "nothing of it is left" if cleanup.clean else f"left: {cleanup.leftover}, port free: {cleanup.port_free}"
+
+
 def _probe(spec: ClientSpec) -> Probe:
     async def probe(base_url: str) -> str | None:
         row = await probe_generation(client_plan(spec, base_url))
@@ -255,4 +262,5 @@ def _identity_record(plan: Mapping[str, Any], instance: int, run: _Run) -> dict[
         },
         "died": asdict(run.death) if run.death else None,
         "devices": run.held.evidence,
+        "slurm": allocation(os.environ),
     }

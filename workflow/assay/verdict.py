@@ -12,10 +12,10 @@ from assay import store
 from assay.config import parse
 from assay.gate import read_verdict
 from assay.provenance import VERSION, git_state, provenance
-from assay.records import JUDGE, ResponseStatus, served_arm
+from assay.records import JUDGE, ResponseStatus, Status, served_arm
 from assay.run import run_of
 from assay.samples.lock import load_set
-from assay.verdicts.decide import RunFacts, judge_run, unsupported_verdict
+from assay.verdicts.decide import RunFacts, judge_run, undecided_verdict
 from assay.verdicts.model import ConfigInfo, Determinism, Instance, Tool, Verdict
 from assay.verdicts.scoretable import floor_values
 from assay.verdicts.suites import suite_of
@@ -94,7 +94,14 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
 
 def refuse(plan: Mapping[str, Any]) -> Verdict:
     """The verdict on a config that cannot be judged yet."""
-    return unsupported_verdict(ConfigInfo(name=plan["config"], family=plan["family"]), plan["unsupported"], _tool())
+    return undecided_verdict(
+        ConfigInfo(name=plan["config"], family=plan["family"]), Status.UNSUPPORTED, plan["unsupported"], _tool()
+    )
+
+
+def failed(config: str, family: str | None, cause: str) -> Verdict:
+    """The verdict on a config of which a job failed, so that there is nothing to decide from."""
+    return undecided_verdict(ConfigInfo(name=config, family=family), Status.ERROR, cause, _tool())
 
 
 def verify(path: Path) -> list[Difference]:

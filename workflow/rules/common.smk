@@ -1,12 +1,22 @@
 # Look-ups that rules share. Functions only; the configuration is read and checked once, here.
+import gc
+import math
+import sys
+from functools import cache
+from pathlib import Path
+
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
 from assay import config as assay_config
+from assay import failed, slurm
 from assay.engines.plan import LIBRARY, ServePlan, python_of, recorded_plan, serve_plan, within
 from assay.errors import AssayError
 from assay.fingerprint import command_fingerprint, fingerprint
 from assay.provenance import LIBRARIES, versions
 from assay.samples.recipe import read_recipe
+
+gc.set_threshold(50_000)  # nothing of a growing plan is garbage: looking for some takes a quarter of building it
 
 
 def for_people(function, *arguments):
@@ -17,7 +27,9 @@ def for_people(function, *arguments):
         raise WorkflowError(str(error)) from None
 
 
+for_people(slurm.check_profile, sys.argv[1:], Path(workflow.basedir))
 CONFIG = for_people(assay_config.load, config)
+SLURM = slurm.resources(CONFIG.site)  # for every job that is not local
 NAME = assay_config.NAME
 VERSIONS = versions(LIBRARIES)  # of what computes the reference
 RUN_FIRST = "run it once without the rescore profile"
@@ -65,11 +77,16 @@ def manifest(source):
 
 def plan(wildcards):
     """The serve plan, which `snakemake -n` prints: from the configuration, or, when rescoring, as the run recorded it."""
+    return plan_of(wildcards.config)
+
+
+@cache  # some thirty look-ups of each config need it
+def plan_of(name):
     if not CONFIG.settings.rescore:
-        return for_people(serve_plan, CONFIG, wildcards.config)
-    recorded = for_people(recorded_plan, wildcards.config)
+        return for_people(serve_plan, CONFIG, name)
+    recorded = for_people(recorded_plan, name)
     if recorded is None:
-        raise WorkflowError(f"nothing is recorded of config '{wildcards.config}': {RUN_FIRST}")
+        raise WorkflowError(f"nothing is recorded of config '{name}': {RUN_FIRST}")
     return ServePlan(recorded)
 
 
@@ -111,6 +128,47 @@ def gate_options(wildcards):
     """Scoring options in effect today."""
     resolved = for_people(CONFIG.resolve, wildcards.config)
     return None if resolved.unsupported else resolved.gates.model_dump(mode="json")
+
+
+def served_needs(wildcards):
+    """What an instance of a config asks of its machine."""
+    return for_people(CONFIG.resolve, wildcards.config).needs
+
+
+def served_mb(wildcards):
+    return memory_mb(served_needs(wildcards))
+
+
+def served_minutes(wildcards):
+    return served_needs(wildcards).minutes
+
+
+def served_gres(wildcards):
+    """What an instance of a config asks SLURM for; nothing elsewhere."""
+    return slurm.gres(CONFIG.site, plan(wildcards)["gpus"])
+
+
+def judge_needs(wildcards):
+    """What judging a config, or a reference model, asks of its machine."""
+    model = wildcards.model if "model" in wildcards.keys() else plan(wildcards)["reference"]["model"]
+    return for_people(CONFIG.judge_needs, model)
+
+
+def judge_gres(wildcards):
+    """What a reference or judge job asks SLURM for; nothing elsewhere."""
+    return slurm.gres(CONFIG.site, CONFIG.site.borrowed["gpus"])
+
+
+def judge_mb(wildcards):
+    return memory_mb(judge_needs(wildcards))
+
+
+def judge_minutes(wildcards):
+    return judge_needs(wildcards).minutes
+
+
+def memory_mb(needs):
+    return math.ceil(needs.memory_gib * 1024)  # SLURM's MB are MiB
 
 
 def served_manifest(wildcards):
@@ -246,3 +304,16 @@ def matrix_verdicts(wildcards):
     """A config's own verdict, and that of each of its planted twins."""
     names = [wildcards.config, *(f"{wildcards.config}+{fault}" for fault in matrix_faults(wildcards))]
     return [f"results/verdicts/{name}.json" for name in names]
+
+
+def without_verdict(jobs):
+    """Config -> family and failed jobs, of the verdicts that this run was to make and did not. `jobs` by number."""
+    dag, blocked = workflow.dag, {}
+    numbered = {dag.jobid(job): job for job in dag.jobs}
+    for number, failure in jobs.items():
+        for job in dag.bfs(dag.depending, numbered[number]):
+            if job.rule.name == "verdict" and not dag.finished(job):
+                name = job.wildcards.config
+                family = getattr(CONFIG.resolve(name).entry, "family", None)
+                blocked.setdefault(name, (family, []))[1].append(failure)
+    return blocked

@@ -15,10 +15,14 @@ rule generate:
         "benchmarks/generate/{config}/{instance}.tsv"
     # The longest job of a run: started first, it overlaps with the reference.
     priority: 10
+    threads: CONFIG.site.threads
     resources:
-        mem_mb=6000,
-        runtime=60,
+        **SLURM,
+        mem_mb=served_mb,
+        runtime=served_minutes,
         models=1,
+        gres=served_gres,
+        nodes=1,
     params:
         code=code("generate"),
     script:

@@ -12,9 +12,12 @@ rule judge:
         "benchmarks/judge/{config}/{instance}.tsv"
     threads: CONFIG.site.threads
     resources:
-        mem_mb=3000,
-        runtime=60,
+        **SLURM,
+        mem_mb=judge_mb,
+        runtime=judge_minutes,
         models=1,
+        gres=judge_gres,
+        nodes=1,
     params:
         dtype=served_judge_dtype,
         devices=CONFIG.site.borrowed,
@@ -38,9 +41,12 @@ rule judge_reference:
         "benchmarks/judge_reference/{model}/{set}/{arm}.tsv"
     threads: CONFIG.site.threads
     resources:
-        mem_mb=3000,
-        runtime=60,
+        **SLURM,
+        mem_mb=judge_mb,
+        runtime=judge_minutes,
         models=1,
+        gres=judge_gres,
+        nodes=1,
     params:
         dtype=judge_dtype,
         devices=CONFIG.site.borrowed,

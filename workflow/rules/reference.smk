@@ -12,9 +12,12 @@ rule reference:
         "benchmarks/reference/{model}/{set}/{arm}.tsv"
     threads: CONFIG.site.threads
     resources:
-        mem_mb=3000,
-        runtime=60,
+        **SLURM,
+        mem_mb=judge_mb,
+        runtime=judge_minutes,
         models=1,
+        gres=judge_gres,
+        nodes=1,
     params:
         reference=reference_options,
         devices=CONFIG.site.borrowed,

@@ -14,6 +14,7 @@ rule score:
     benchmark:
         "benchmarks/score/{config}.tsv"
     resources:
+        **SLURM,
         mem_mb=2000,
         runtime=30,
     params:

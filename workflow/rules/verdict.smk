@@ -8,6 +8,7 @@ rule verdict:
     benchmark:
         "benchmarks/verdict/{config}.tsv"
     resources:
+        **SLURM,
         mem_mb=2000,
         runtime=30,
     params:

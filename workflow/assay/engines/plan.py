@@ -46,6 +46,8 @@ MODELS, CACHES = "/models", "/caches"  # where a container finds them
 CONTAINER_PORT = 8000  # in a network of its own
 GIB = 2**30
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, where it is there: ten times as fast
+
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 _NO_VALUE = {
@@ -111,7 +113,7 @@ class ServePlan(dict[str, Any]):
         if self.get("image_by_tag"):
             lines.append(f"IMAGE BY TAG: {self['image_by_tag']} has no digest, and may be another image tomorrow")
         rest = {key: value for key, value in self.items() if key != "refused"}
-        return "\n".join([*lines, yaml.safe_dump(rest, sort_keys=False, width=110, allow_unicode=True)])
+        return "\n".join([*lines, yaml.dump(rest, Dumper=_DUMPER, sort_keys=False, width=110, allow_unicode=True)])
 
 
 def serve_plan(config: Config, name: str) -> ServePlan:

@@ -449,15 +449,15 @@ def _device_caveats(entry: Instance, devices: Devices) -> Iterator[Caveat]:
         yield Caveat(code="device_unwatched", detail=f"instance {instance}: {'; '.join(unseen)}")
 
 
-# --- configs without machinery -----------------------------------------------------------------------------------
+# --- configs without evidence ------------------------------------------------------------------------------------
 
 
-def unsupported_verdict(config: ConfigInfo, reason: str, tool: Tool) -> Verdict:
-    """The verdict on a config that cannot be judged yet."""
+def undecided_verdict(config: ConfigInfo, status: Status, reason: str, tool: Tool) -> Verdict:
+    """The verdict on a config of which there is no evidence: it cannot be judged yet, or a job of its run failed."""
     return Verdict(
         tool=tool,
         config=config,
-        verdict=Status.UNSUPPORTED,
+        verdict=status,
         reason=reason,
         coverage=Coverage(planned=0, scored=0),
         samples=Samples(planned=0, items_sha256=sha256_text("")),

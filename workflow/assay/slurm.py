@@ -1,0 +1,81 @@
+"""A site's SLURM: what jobs ask of it, what it gave one of them, and whether a run that should use it does."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.config import Site
+from assay.errors import ConfigError
+
+PROFILE = "profiles/slurm"
+
+
+def resources(site: Site) -> dict[str, str]:
+    """Snakemake resources of every job that a site's SLURM runs, under the names that its plugin reads."""
+    if site.slurm is None:
+        return {}
+    named = {
+        "slurm_partition": site.slurm.partition,
+        "slurm_account": site.slurm.account,
+        "constraint": site.slurm.constraint,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def gres(site: Site, devices: int) -> str | None:
+    """The request for devices, all of them on one node; None where SLURM is not to be asked for any."""
+    return f"{site.slurm.gres}:{devices}" if site.slurm and devices else None
+
+
+def allocation(env: Mapping[str, str]) -> dict[str, Any] | None:
+    """What SLURM gave the job that runs under `env`; None outside of it."""
+    if "SLURM_JOB_ID" not in env:
+        return None
+    return {
+        "job": env["SLURM_JOB_ID"],
+        "node": env.get("SLURMD_NODENAME"),
+        "devices": env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS"),
+    }
+
+
+def warnings(site: Site, name: str, local: bool) -> list[str]:
+    """What a person should hear about how a run is started.
+
+    Args:
+        site: where it runs, by `name`.
+        local: whether jobs run on this machine.
+    """
+    if site.slurm and local:
+        return [
+            f"site '{name}' has SLURM, and this run does not use it: every job runs on this machine. For SLURM: "
+            f"snakemake --workflow-profile {PROFILE}"
+        ]
+    if site.slurm is None and not local:
+        return [
+            f"jobs are submitted, and site '{name}' has no `slurm` section: they ask for no partition, account or "
+            f"devices. Add it to config/sites/{name}.yaml"
+        ]
+    return []
+
+
+def check_profile(argv: Sequence[str], folder: Path) -> None:
+    """Refuse a workflow profile that is not there: Snakemake passes over one without a word.
+
+    Args:
+        argv: Snakemake's arguments.
+        folder: the workflow's.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--workflow-profile", default="none")
+    name = parser.parse_known_args(argv)[0].workflow_profile
+    if name != "none" and not any(path.exists() for path in (Path(name), folder / "profiles" / name, folder / name)):
+        known = ", ".join(sorted(str(path.relative_to(folder)) for path in (folder / "profiles").iterdir()))
+        raise ConfigError(
+            f"there is no workflow profile '{name}', and Snakemake would go on without it; known: {known}"
+        )
