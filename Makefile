@@ -5,6 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 VERDICT := results/verdicts/smollm2_135m.json
 
+# Units side by side; then what starts engines, one after the other.
+TESTS = $(BIN)/pytest tests/unit tests/contract --numprocesses 2 && \
+	$(BIN)/pytest tests/browser tests/container tests/slurm tests/e2e
+
 .PHONY: verdict test slurm fault-matrix check format lint types workflow-lint clean FORCE
 
 ## Serve a real model, judge it, and say what came out.
@@ -14,11 +18,11 @@ verdict: $(VENV)/run
 
 ## All tests: units, contracts and end to end on real engines.
 test: $(VENV)/dev
-	$(BIN)/pytest
+	$(TESTS)
 
 ## What a commit must pass.
 check: format lint workflow-lint types
-	$(BIN)/pytest
+	$(TESTS)
 
 format: $(VENV)/dev
 	$(BIN)/ruff format --check workflow tests benchmarks

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from processes import FAKE, wait_until
 from workspaces import copy_workflow
 
@@ -19,11 +20,14 @@ def fetched():
     """A function that fetches pinned sources, where they are not there yet, and gives the folder that holds them."""
 
     def get(*names):
-        missing = [name for name in names if not (ROOT / "resources" / name / "manifest.json").is_file()]
-        if missing:
-            targets = [f"resources/{name}/manifest.json" for name in missing]
-            subprocess.run([sys.executable, "-m", "snakemake", "--cores", "2", *targets], cwd=ROOT, check=True)
-        return ROOT / "resources"
+        folder = ROOT / "resources"
+        folder.mkdir(exist_ok=True)
+        with FileLock(folder / ".tests.lock"):  # tests run side by side, and snakemake locks its folder
+            missing = [name for name in names if not (folder / name / "manifest.json").is_file()]
+            if missing:
+                targets = [f"resources/{name}/manifest.json" for name in missing]
+                subprocess.run([sys.executable, "-m", "snakemake", "--cores", "2", *targets], cwd=ROOT, check=True)
+        return folder
 
     return get
 

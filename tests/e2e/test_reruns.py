@@ -46,7 +46,7 @@ def test_comments_formatting_and_touched_files_rerun_nothing(workspace):
 
 
 def test_an_edited_gate_reruns_the_verdict_alone(workspace):
-    file = "workflow/assay/verdicts/gates.py"
+    file = "workflow/assay/verdicts/margins/shift.py"
     try:
         workspace.edit(file, "KL_ROUNDING = 1e-6", "KL_ROUNDING = 2e-6")
         assert workspace.planned(TARGET) == {"verdict": 1}

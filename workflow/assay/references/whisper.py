@@ -137,7 +137,10 @@ class Heard:
         samples = dithered(self.clip.samples) if self._whisper.settings.dither else self.clip.samples
         padded = np.pad(samples, (0, round(WINDOW_FRAMES * FRAME_S * RATE)))
         extracted = self._whisper.extractor(padded, sampling_rate=RATE, truncation=False, padding=False)
-        return np.asarray(extracted["input_features"][0])
+        features = np.asarray(extracted["input_features"][0])
+        if self._whisper.settings.zero_padding:
+            features[:, self.clip.frames :] = 0
+        return features
 
     def window(self, seek: int) -> torch.Tensor:
         """Spectrogram from frame `seek` on: [mel bins, WINDOW_FRAMES], of the model's dtype."""
