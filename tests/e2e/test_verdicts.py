@@ -12,7 +12,19 @@ from assay.gate import check
 from assay.records import Status
 from assay.verdict import verify
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3000)]
+
+CONFIGS = [
+    *("smollm2_135m", "smollm2_135m_vllm", "smollm2_135m_vllm_bf16", "smollm2_135m_cyllama"),
+    *("faults_32", "faults_32+rope_theta", "qwen3_omni"),
+    *("whisper_base", "hibari_tts", "hibari_tts+speech_last_word"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made(workspace):
+    """All runs at once, so that one works while another waits for its server; what fails is told by its own test."""
+    workspace.snakemake(*(f"results/verdicts/{name}.json" for name in CONFIGS), check=False)
 
 
 def codes(verdict):
@@ -89,6 +101,27 @@ def test_a_wrong_engine_that_nobody_planted_fails_and_the_page_says_why(workspac
     assert verdict.verdict is Status.FAIL
     assert "G-struct" in failed(verdict)
     assert "chat template" in page(workspace, "smollm2_135m_cyllama")
+
+
+def test_speech_is_transcribed_by_a_real_engine_as_the_reference_hears_it(workspace):
+    verdict = workspace.verdict("whisper_base")
+    assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "whisper_base")
+    assert {"G-hard", "G-transcript", "G-wer", "G-silence"} <= {gate.id for gate in verdict.gates}
+    planted = [control for control in verdict.controls.positive if control.got != "not_applicable"]
+    assert len(planted) >= 10 and all(control.got is Status.FAIL for control in planted)
+
+
+def test_speech_is_spoken_as_the_models_own_package_speaks_it(workspace):
+    verdict = workspace.verdict("hibari_tts")
+    assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "hibari_tts")
+    assert verdict.coverage.scored == verdict.coverage.planned == 3 * 20
+
+
+def test_a_voice_that_swallows_its_last_word_fails_beside_its_clean_twin(workspace):
+    verdict = workspace.verdict("hibari_tts+speech_last_word")
+    assert verdict.verdict is Status.FAIL
+    assert "G-ends" in failed(verdict)
+    assert "asked:" in page(workspace, "hibari_tts+speech_last_word")
 
 
 def test_an_unsupported_config_gets_a_verdict_that_says_why(workspace):
