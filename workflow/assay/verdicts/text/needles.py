@@ -17,8 +17,10 @@ def needle_gate(trial: MarginTrial) -> Draft:
     """G-needle: needles that the judge finds and the server does not.
 
     Test M over all needles (lost against won), so that a judge that is lucky on some is no evidence against the server;
-    the rate of lost ones and its bound are over needles the judge solves. Losses that chance explains are a caveat.
-    Margins of needle items count in G-hard, which is the sharper instrument.
+    the rate of lost ones and its bound are over needles the judge solves. Significant here and on the other instance it
+    fails whatever Holm says: eight needles can give no smaller p than 0.004, which would lose among many gates although
+    every needle is gone, and by chance both instances do so once in 4 000 runs. Losses that chance explains are a
+    caveat. Margins of needle items count in G-hard, which is the sharper instrument.
     """
     judge = trial.table.values(JUDGE, "needle")
     solved = judge == 1
@@ -39,9 +41,13 @@ def needle_gate(trial: MarginTrial) -> Draft:
     elif lost:
         caveats.append(caveat("needles_lost", "G-needle", f"{lost} of {n} needles lost"))
     p = stats.mcnemar(lost, won) if n else None
+    other = retest(trial.confirm) if trial.confirm else None
+    significant = p is not None and p < trial.options.alpha_soft
+    reproduced = other is not None and other < trial.options.alpha_confirm
     return Draft(
         p=p,
         effect=lost > 0,
+        hard=significant and reproduced,
         blocked=trial.unjudged_why("needle"),
         retest=retest,
         gate=make_gate(
