@@ -11,7 +11,8 @@ from sets import item, write_locked_set
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from assay import store
-from assay.config import TextGates
+from assay.config import AsrGates, GateOptions, TextGates
+from assay.media.audio import encode_wav
 from assay.records import JUDGE
 from assay.run import Run
 from assay.score import score
@@ -24,6 +25,7 @@ BOS, EOS = 0, 1
 WORDS = ["<s>", "</s>", "red", "green", "blue", "cyan", "<b>bold</b>", "pink"]
 IDEAL = [2, 3, 4, EOS]  # what the reference answers to everything
 SERVED = "served_0_load"
+RATE = 16_000  # of clips
 FLOOR = {"float32-batch": 1e-6, "float32-attention": 2e-6}  # arm -> its logprob error [nat]
 HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -45,22 +47,34 @@ LOST = Answer(error="HTTP 500")
 
 def write_run(folder: Path, answers: dict[str, Answer], requests: dict[str, dict[str, Any]] | None = None) -> Run:
     """A run of one pass over items `answers`, whose prompt is the item's name unless `requests` has another."""
-    run = Run(folder / "results", "toy")
     rows = [_item(key, (requests or {}).get(key, {"prompt": key})) for key in answers]
+    return _write(folder, rows, answers, "text", TextGates(permutations=1999))
+
+
+def write_transcripts(folder: Path, answers: dict[str, Answer], clips: dict[str, np.ndarray]) -> Run:
+    """The same of transcriptions: in every clip (float32 [1, samples] of `RATE`) somebody says what `IDEAL` means."""
+    rows = [_clip(key, clips[key]) for key in answers]
+    return _write(folder, rows, answers, "asr", AsrGates(permutations=1999))
+
+
+def _write(
+    folder: Path, rows: list[dict[str, Any]], answers: dict[str, Answer], modality: str, options: GateOptions
+) -> Run:
+    run = Run(folder / "results", "toy")
     set_path = folder / "samplesets/set.parquet"
     set_path.parent.mkdir(parents=True)
     write_locked_set(set_path, rows)
     tokenizer = _tokenizer(folder / "resources/model/tokenizer.json")
     plan = {
         "config": run.config,
-        "modality": "text",
+        "modality": modality,
         "instances": [[{"name": "load", "concurrency": 16}]],
         "client": {"logprobs": True},
         "sets": ["set"],
         "reference": {"arms": [JUDGE, *FLOOR], "model": "model", "directory": "resources/model"},
     }
     served = _arm(run.served(SERVED, "outputs"), run.served(SERVED, "judged"), SERVED, answers, tokenizer, plan)
-    reference = {"eos_ids": [EOS], "bos_id": BOS}
+    reference = {"eos_ids": [EOS], "bos_id": BOS, "end_id": len(WORDS)}
     ideal = dict.fromkeys(answers, RIGHT)
     pairs = [
         _arm(
@@ -74,10 +88,9 @@ def write_run(folder: Path, answers: dict[str, Answer], requests: dict[str, dict
         )
         for arm in (JUDGE, *FLOOR)
     ]
-    options = TextGates(permutations=1999)
     score([set_path], [served], pairs, folder / "resources/model", options.model_dump(mode="json"),
           run.scores, run.floor)  # fmt: skip
-    write_verdict(run, _decide(run, sorted(answers), answers, options))
+    write_verdict(run, _decide(run, sorted(answers), answers, modality, options))
     return run
 
 
@@ -85,9 +98,9 @@ def write_verdict(run: Run, verdict: Verdict) -> None:
     store.write_json(run.verdict, verdict.model_dump(mode="json"))
 
 
-def _decide(run: Run, items: list[str], answers: dict[str, Answer], options: TextGates) -> Verdict:
+def _decide(run: Run, items: list[str], answers: dict[str, Answer], modality: str, options: GateOptions) -> Verdict:
     facts = RunFacts(
-        config=ConfigInfo(name=run.config, family="toys", arm="toy-engine", modality="text", model="Toy",
+        config=ConfigInfo(name=run.config, family="toys", arm="toy-engine", modality=modality, model="Toy",
                           dtype="float32", tier="smoke"),
         dtype="float32",
         instances=(
@@ -111,6 +124,12 @@ def _decide(run: Run, items: list[str], answers: dict[str, Answer], options: Tex
 def _item(key: str, request: dict[str, Any]) -> dict[str, Any]:
     kind = "completion" if "prompt" in request else "chat"
     return item(key, {"max_tokens": 4, "temperature": 0, **request}, kind=kind)
+
+
+def _clip(key: str, samples: np.ndarray) -> dict[str, Any]:
+    row = item(key, {"file": f"{key}.wav", "language": "en", "temperature": 0}, expected="red green blue")
+    audio = {"bytes": encode_wav(samples, RATE), "path": f"{key}.wav"}
+    return {**row, "modality": "asr", "kind": "transcription", "tags": ["plain"], "audio": audio}
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -157,6 +176,7 @@ def _response(key: str, arm: str, answer: Answer, tokenizer: Tokenizer) -> dict[
         "text": tokenizer.decode(ids),
         "prompt_token_ids": [BOS, 2, 3],
         "token_ids": ids,
+        "segments": [{"start": 0.0, "end": 0.9, "text": tokenizer.decode(ids)}],  # of a transcript
     }
 
 

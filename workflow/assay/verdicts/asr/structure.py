@@ -12,7 +12,7 @@ from assay.verdicts.drafts import Draft, make_gate
 from assay.verdicts.evidence import nonfinite
 from assay.verdicts.margins.floor import MarginTrial
 from assay.verdicts.model import Threshold, WorstItem
-from assay.verdicts.scoretable import Floats
+from assay.verdicts.scoretable import Floats, Mask
 from assay.verdicts.trial import SHOWN_ITEMS
 
 LEAST_COVERED = 0.5  # share of what the reference's segments cover
@@ -40,6 +40,31 @@ def structure_gate(trial: AsrTrial) -> Draft:
     of the server's, so the last two sentences are against the reference's worst: empty, or looping, or short of words
     only where no reference arm is, or by more than the options allow beyond it.
     """
+    table, arm = trial.table, trial.arm
+    answered, broken = ~trial.failed(arm), breaches(trial)
+    bad = np.logical_or.reduce(list(broken.values()))
+    found = [f"{name} ({int(mask.sum())})" for name, mask in broken.items() if mask.any()]
+    return Draft(
+        hard=bool(bad.any()),
+        gate=make_gate(
+            "G-struct",
+            trial,
+            metric="structure",
+            severity="hard",
+            statistic="items that break the contract",
+            value=int(bad.sum()),
+            unit="count",
+            threshold=Threshold(value=0, source="absolute", detail="no item may break the contract"),
+            worst=[WorstItem(item_id=table.items[i], value=1) for i in np.flatnonzero(bad)[:SHOWN_ITEMS]],
+            detail="; ".join(found)
+            if found
+            else f"{int(answered.sum())} transcripts have their words, language and times in order",
+        ),
+    )
+
+
+def breaches(trial: AsrTrial) -> dict[str, Mask]:
+    """What a transcript can break of the contract (see `structure_gate`) -> the items that do."""
     table, arm, options = trial.table, trial.arm, trial.options
     answered = ~trial.failed(arm)
 
@@ -60,23 +85,4 @@ def structure_gate(trial: AsrTrial) -> Draft:
         "segments out of order or off the clip": beyond("timing_faults", 0) > 0,
         "segments stop half-way": table.has("wer_errors") & (covered < LEAST_COVERED * ours),
     }
-    broken = {name: mask & answered for name, mask in broken.items()}
-    bad = np.logical_or.reduce(list(broken.values()))
-    found = [f"{name} ({int(mask.sum())})" for name, mask in broken.items() if mask.any()]
-    return Draft(
-        hard=bool(bad.any()),
-        gate=make_gate(
-            "G-struct",
-            trial,
-            metric="structure",
-            severity="hard",
-            statistic="items that break the contract",
-            value=int(bad.sum()),
-            unit="count",
-            threshold=Threshold(value=0, source="absolute", detail="no item may break the contract"),
-            worst=[WorstItem(item_id=table.items[i], value=1) for i in np.flatnonzero(bad)[:SHOWN_ITEMS]],
-            detail="; ".join(found)
-            if found
-            else f"{int(answered.sum())} transcripts have their words, language and times in order",
-        ),
-    )
+    return {name: mask & answered for name, mask in broken.items()}

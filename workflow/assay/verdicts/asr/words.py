@@ -22,23 +22,17 @@ def transcript_gate(trial: AsrTrial) -> Draft:
     """
     floor = trial.floor_values("edit_rate")
     known = floor[np.isfinite(floor)]
-    largest = float(known.max()) if len(known) else 0.0
-    limit = max(trial.options.edit_rate, trial.options.edit_ratio * largest)
-
-    def outliers(arm: str) -> Mask:
-        margins = trial.table.values(arm, "margin_max")
-        explained = (margins > 0) & (margins <= trial.floor.tau_hard)
-        return np.asarray((trial.scores(arm, "edit_rate") > limit) & ~explained)
+    largest, limit = _edit_limit(trial)
 
     def exceedance(arm: str) -> float | None:
         if not trial.has_data(arm, "edit_rate") or not len(known):
             return None
-        return stats.conditional_exceedance(int(outliers(arm).sum()), n, int((known > limit).sum()), len(known))
+        return stats.conditional_exceedance(int(unlike(trial, arm).sum()), n, int((known > limit).sum()), len(known))
 
     rates = trial.scores(trial.arm, "edit_rate")
-    hits, n = outliers(trial.arm), int((~np.isnan(rates)).sum())
+    hits, n = unlike(trial, trial.arm), int((~np.isnan(rates)).sum())
     confirmable = trial.confirm is not None and trial.has_data(trial.confirm, "edit_rate")
-    others = outliers(trial.confirm) if trial.confirm and confirmable else None
+    others = unlike(trial, trial.confirm) if trial.confirm and confirmable else None
     reproduced = hits & others if others is not None else np.zeros_like(hits)
     alone = int(hits.sum() - reproduced.sum()) if others is not None else 0
     why = f"{alone} transcripts stand out on {trial.arm} and not on {trial.confirm}"
@@ -80,6 +74,21 @@ def transcript_gate(trial: AsrTrial) -> Draft:
             + p_text(p),
         ),
     )
+
+
+def unlike(trial: AsrTrial, arm: str) -> Mask:
+    """Items whose transcript is unlike the judge's without a near tie (see `transcript_gate`)."""
+    margins = trial.table.values(arm, "margin_max")
+    explained = (margins > 0) & (margins <= trial.floor.tau_hard)
+    return np.asarray((trial.scores(arm, "edit_rate") > _edit_limit(trial)[1]) & ~explained)
+
+
+def _edit_limit(trial: AsrTrial) -> tuple[float, float]:
+    """The floor's largest edits per word, and how many stand out."""
+    floor = trial.floor_values("edit_rate")
+    known = floor[np.isfinite(floor)]
+    largest = float(known.max()) if len(known) else 0.0
+    return largest, max(trial.options.edit_rate, trial.options.edit_ratio * largest)
 
 
 def word_error_gate(trial: AsrTrial) -> Draft:
