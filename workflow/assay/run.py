@@ -103,6 +103,11 @@ def token_rows(paths: Iterable[Path], wanted: Mapping[str, str]) -> dict[str, li
     return found
 
 
+def transcript_rows(paths: Iterable[Path], wanted: Mapping[str, str]) -> dict[str, Row]:
+    """Item -> what was measured and heard of its audio in the arm `wanted[item]`."""
+    return {row["item_id"]: row for row in _rows(paths, "transcripts", wanted, None)}
+
+
 def _rows(paths: Iterable[Path], name: str, wanted: Mapping[str, str], columns: list[str] | None) -> Iterator[Row]:
     arms = pa.array(sorted(set(wanted.values())), pa.string())
     for path in dict.fromkeys(paths):

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from assay import store
 from assay.gate import read_verdict
 from assay.records import Status
-from assay.report import asr, text
+from assay.report import asr, text, tts
 from assay.report.items import WORST_FIRST, About, Case, Listing, Modality
 from assay.report.plots import Series, Strip, number, strip
 from assay.report.words import CAVEATS, COMMON_WORDS, LABELS, MEANING, SIGNS, pass_label
@@ -26,7 +26,7 @@ from assay.verdicts.scoretable import floor_values, planned_items
 from assay.verdicts.suites import suite_of
 from assay.verdicts.verify import read_scores
 
-MODALITIES: dict[str, Modality] = {"text": text.MODALITY, "asr": asr.MODALITY}
+MODALITIES: dict[str, Modality] = {"text": text.MODALITY, "asr": asr.MODALITY, "tts": tts.MODALITY}
 COMMON_GATES = {
     "G-coverage": About(
         "Every request is answered",

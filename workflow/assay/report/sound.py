@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -39,6 +40,7 @@ class Player:
     channels: int
     waveform: str  # path of an SVG of COLUMNS x 2, full scale
     spectrogram: str  # data: URI of a PNG, at most COLUMNS x ROWS
+    seams: tuple[float, ...] = ()  # where chunks of a stream join, in the columns of the waveform
 
 
 @dataclass
@@ -57,8 +59,8 @@ class Room:
         return True
 
 
-def player(audio: Audio, room: Room) -> Player:
-    """Embed an audio, if there is room for it, and draw it."""
+def player(audio: Audio, room: Room, seams: Sequence[int] = ()) -> Player:
+    """Embed an audio, if there is room for it, and draw it; `seams` are samples at which a chunk of a stream starts."""
     mono = downmix(audio.samples).astype(np.float32)[np.newaxis]
     rate = min(audio.rate, MOST_HZ)
     content = _flac(mono if rate == audio.rate else resample(mono, audio.rate, rate), rate)
@@ -69,6 +71,7 @@ def player(audio: Audio, room: Room) -> Player:
         channels=len(audio.samples),
         waveform=waveform(mono[0]),
         spectrogram=_uri("image/png", _png(shades(mono[0], audio.rate))),
+        seams=tuple(COLUMNS * start / mono.shape[-1] for start in seams),
     )
 
 

@@ -17,23 +17,27 @@ def contract_gate(trial: SpeechTrial) -> Draft:
     Rate and channels are those of the reference's own audio; samples are numbers within full scale (lossy codecs and
     floats may exceed it); a header whose rate was changed and whose byte rate was not is one that was patched.
     """
+    known = int((~np.isnan(trial.table.values(trial.arm, "decoded"))).sum())
+    return flat(
+        trial,
+        "G-contract",
+        "decoded",
+        "items that break the contract",
+        breaches(trial),
+        f"{known} answers are whole files of the model's rate and channels",
+    )
+
+
+def breaches(trial: SpeechTrial) -> dict[str, Mask]:
+    """What an answer can break of the contract (see `contract_gate`) -> the items that do."""
     table, arm = trial.table, trial.arm
-    broken = {
+    return {
         "cannot be decoded": table.values(arm, "decoded") == 0,
         "another sample rate than the model's": _unlike(trial, "rate"),
         "another number of channels than the model's": _unlike(trial, "channels"),
         "samples beyond full scale": table.values(arm, "peak") > FULL_SCALE,
         "a header whose byte rate contradicts it": table.values(arm, "byte_rate_agrees") == 0,
     }
-    known = int((~np.isnan(table.values(arm, "decoded"))).sum())
-    return flat(
-        trial,
-        "G-contract",
-        "decoded",
-        "items that break the contract",
-        broken,
-        f"{known} answers are whole files of the model's rate and channels",
-    )
 
 
 def _unlike(trial: SpeechTrial, metric: str) -> Mask:
@@ -48,13 +52,18 @@ def header_gate(trial: SpeechTrial) -> Draft:
 
     What is right is what the reference's own audio has, unless the answer is raw samples, which have none.
     """
+    fine = "no answer has a header too many"
+    return flat(trial, "G-header", "headers", "items with a header too many", extra_headers(trial), fine)
+
+
+def extra_headers(trial: SpeechTrial) -> dict[str, Mask]:
+    """Which header is too many -> the items that have one."""
     table, arm = trial.table, trial.arm
     headers, wanted = table.values(arm, "headers"), table.aux(arm, "headers", "wanted")
-    broken = {
+    return {
         "more than one header": headers > np.maximum(wanted, 1),
         "a header among raw samples": (wanted == 0) & (headers > 0),
     }
-    return flat(trial, "G-header", "headers", "items with a header too many", broken, "no answer has a header too many")
 
 
 def bleed_gate(trial: SpeechTrial) -> Draft:
@@ -63,12 +72,17 @@ def bleed_gate(trial: SpeechTrial) -> Draft:
     At least the share `bleed` of the other's runs of four words; one is enough to fail, because chance makes none.
     """
     share = trial.table.values(trial.arm, "bleed")
-    innocent = ~(trial.reference_values(trial.arm, "bleed") > 0).any(axis=0)
     return flat(
         trial,
         "G-bleed",
         "bleed",
         "items in which another item's text is heard",
-        {"another item's text is heard": (share > 0) & innocent},
+        bled(trial),
         f"{int((~np.isnan(share)).sum())} answers say nothing of other items",
     )
+
+
+def bled(trial: SpeechTrial) -> dict[str, Mask]:
+    """Items in which another's text is heard, and in no reference arm."""
+    innocent = ~(trial.reference_values(trial.arm, "bleed") > 0).any(axis=0)
+    return {"another item's text is heard": (trial.table.values(trial.arm, "bleed") > 0) & innocent}
