@@ -96,7 +96,7 @@ def test_chunk_seams_of_a_stream_are_marked(items):
     assert item.worst.arm == LOAD
     served, reference = item.view.takes
     gaps = np.diff(served.audio.seams) / 480 * served.audio.duration_s
-    assert gaps == pytest.approx(2 * CHUNK_S / 2, abs=1e-3) and reference.audio.seams == ()
+    assert gaps == pytest.approx(CHUNK_S, abs=1e-3) and reference.audio.seams == ()
 
 
 def test_the_page_has_two_players_an_item_and_marks_words(laid_out):
