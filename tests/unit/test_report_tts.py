@@ -1,58 +1,29 @@
 """The page on speech: served and reference can be heard side by side, and every word that is lost is seen."""
 
-import shutil
-
 import numpy as np
 import pytest
+from speech_run import ALONE, LOAD, OTHER, SpeechRun
 from spoken import RATE
-from test_scoring_speech import ALONE, FLOORS, LOAD, OTHER, PLAN
-from test_scoring_speech import Run as Spoken
 
-from assay import store
+from assay.gate import read_verdict
 from assay.metrics.speech import Edit
-from assay.records import JUDGE
 from assay.report.items import Standing
 from assay.report.page import read_case, render
 from assay.report.tts import tts_items
-from assay.run import Run
+from assay.run import run_of
 from assay.verdicts.tts.planted import CHUNK_S
-
-
-def lay_out(spoken, folder):
-    """The files of a run of speech, where the workflow puts them."""
-    run = Run(folder / "results", "toy")
-    verdict = spoken.verdict()
-    plan = PLAN | {"sets": ["toy"], "reference": {"arms": [JUDGE, *FLOORS], "model": "voice"}}
-    (ideal,), (judged,) = (run.reference(plan, name) for name in ("reference", "judged/reference"))
-    places = {
-        ALONE: (run.served(ALONE, "outputs"), run.served(ALONE, "judged")),
-        OTHER: (run.served(OTHER, "outputs"), run.served(OTHER, "judged")),
-        JUDGE: (ideal, judged),
-    }
-    for arm, (responses, transcripts) in places.items():
-        for source, target, name in (
-            (spoken.folder / f"{arm}.parquet", responses, "responses"),
-            (spoken.folder / f"judged/{arm}.parquet", transcripts, "transcripts"),
-        ):
-            store.write_table(target, name, store.read_table(source, name), {"options": plan})
-    moved = {"toy.parquet": "samplesets/toy.parquet", "toy.lock.json": "samplesets/toy.lock.json"}
-    moved |= {"scores.parquet": "results/scores/toy.parquet", "floor.parquet": "results/floors/toy.parquet"}
-    for source, target in moved.items():
-        (folder / target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(spoken.folder / source, folder / target)
-    store.write_json(run.verdict, verdict.model_dump(mode="json"))
-    return verdict, run
 
 
 @pytest.fixture(scope="module")
 def laid_out(tmp_path_factory):
-    spoken = Spoken(tmp_path_factory.mktemp("spoken"))
+    spoken = SpeechRun(tmp_path_factory.mktemp("spoken"))
     spoken.serve("item-01", np.zeros((1, RATE // 5)))  # silence in place of a word
     clip = spoken.clips["item-04"]
     spoken.serve("item-04", clip[:, : clip.shape[-1] * 3 // 4], [LOAD, OTHER])  # streams lose the last words
     broken = spoken.arms[ALONE]["item-07"]
     broken["audio"] = {"bytes": broken["audio"]["bytes"][:-100], "path": "speech.wav"}
-    return lay_out(spoken, tmp_path_factory.mktemp("run"))
+    path = spoken.publish()
+    return read_verdict(path), run_of(path)
 
 
 @pytest.fixture(scope="module")
