@@ -250,6 +250,11 @@ def test_a_plot_shows_the_floor_the_value_and_the_limit_and_says_so_in_words(pag
     assert re.search(r"; server 0, load: 5 scores, 4 of them 0, .* 1 infinite, value .+, limit .+$", label)
 
 
+def test_a_floor_is_told_in_the_unit_of_its_scores_not_in_that_of_the_value(page):
+    (gate,) = re.findall(r'id="gate-G-hard".*?</details>', page, re.DOTALL)
+    assert re.search(r"<dt>floor</dt><dd>largest margin of an item \(nat\): median 0, largest \S+</dd>", gate)
+
+
 def test_an_unsupported_config_has_a_page_without_gates_or_items(tmp_path, run):
     verdict = Verdict(
         tool=Tool(version="0"),

@@ -165,4 +165,4 @@ WORDS = {
     "edits a word": "the same against the reference's own transcript instead of what is said.",
 }
 
-MODALITY = Modality(GATES, WORDS, "edits a word", "asr.html", asr_items)
+MODALITY = Modality(GATES, WORDS, "edits a word (where nobody speaks: words)", "asr.html", asr_items)

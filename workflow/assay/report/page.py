@@ -194,7 +194,7 @@ def _facts(verdict: Verdict) -> dict[str, str]:
         "model": info.model,
         "engine": info.arm,
         "precision": info.dtype,
-        "prompts": f"{verdict.samples.planned} ({info.tier})" if info.tier else None,
+        "items": f"{verdict.samples.planned} ({info.tier})" if info.tier else None,
         "planted fault": info.fault,
     }
     return {name: value for name, value in named.items() if value}
