@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from assay.config import load
+from assay.config import HuggingFaceSource, load
 
 FOLDER = Path(__file__).parents[1] / "config"
 SITES = sorted(path.stem for path in (FOLDER / "sites").glob("*.yaml"))
@@ -25,10 +25,13 @@ def pinned(config):
             for kind, device in arm.devices.items()
         }
         arms[name] = arm.model_copy(update={"devices": devices})
-    weights = config.sources["qwen3_5_9b"]
-    files = dict.fromkeys(weights.files, "0" * 64)
-    weights = weights.model_copy(update={"revision": "0" * 40, "files": files})
-    return config.model_copy(update={"arms": arms, "sources": config.sources | {"qwen3_5_9b": weights}})
+    sources = {
+        name: source.model_copy(update={"revision": "0" * 40, "files": dict.fromkeys(source.files, "0" * 64)})
+        if isinstance(source, HuggingFaceSource)
+        else source
+        for name, source in config.sources.items()
+    }
+    return config.model_copy(update={"arms": arms, "sources": sources})
 
 
 def checkouts(tmp_path):

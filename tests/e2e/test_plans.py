@@ -23,6 +23,15 @@ def test_a_dry_run_prints_the_whole_plan_and_what_stands_in_its_way(workspace, n
     assert {"caches", "client", "identity", "instances", "limits", "options_sha256"} <= plan.keys()
 
 
+@pytest.mark.parametrize("name", ["whisper_large_v3", "whisper_large_v3_turbo"])
+def test_a_speech_model_whose_weights_are_not_pinned_says_what_to_fill_in(workspace, name):
+    head, plan = printed(workspace, name)
+    repository = f"openai/{plan['model']['name']}"
+    assert head.count("WILL NOT RUN") == 2 and f"40-digit commit of {repository}" in head
+    assert "--max-model-len=448" in plan["argv"] and plan["sets"] == ["asr_smoke"]
+    assert plan["client"]["routes"] == {"transcription": "/v1/audio/transcriptions"}
+
+
 def test_a_checkout_is_given_on_the_command_line(workspace):
     head, plan = printed(workspace, "qwen3_5_9b_mstar_base")
     assert head.startswith("UNSUPPORTED: arm 'mstar-base'") and "trees='{base: PATH}'" in head

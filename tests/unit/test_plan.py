@@ -265,7 +265,8 @@ def test_every_arm_that_a_site_offers_has_a_whole_plan_on_a_machine_without_a_gp
     weights, routes = config.arms[arm].weights, getattr(config.arms[arm].client, "routes", {})
     small = {"onnx": "hibari_tts", "gguf": "smollm2_135m"}
     family = small.get(weights, "smollm2_135m" if site == "embedded" else "qwen3_5_9b")
-    family = "whisper_base" if "transcription" in routes else family
+    if "transcription" in routes:
+        family = "whisper_base" if site == "embedded" else "whisper_large_v3"
     entry = ServedConfig(family=family, arm=arm, dtype=config.arms[arm].dtypes[0], deployment="qwen3_5_9b")
     plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
     assert plan["unsupported"] is None and plan["refused"] == []
@@ -273,6 +274,20 @@ def test_every_arm_that_a_site_offers_has_a_whole_plan_on_a_machine_without_a_gp
     left = {word for word in [*argv, *env.values(), plan["client"]["model"]] if re.search(r"\{\w+\}", word)}
     assert left <= {"--port={port}", "--host={host}"}
     assert (plan["container"] is None) == (plan["environment"] is not None)
+
+
+def test_mstar_transcribes_under_the_name_of_its_deployment_and_by_its_own_route(tmp_path):
+    plan = serve_plan(pinned(on("h100", trees=checkouts(tmp_path))), "whisper_large_v3_mstar")
+    assert plan["client"]["model"] == "whisper_large" and plan["client"]["protocol"] == "openai"
+    assert f"--config={tmp_path}/head/configs/whisper_large.yaml" in plan["argv"]
+    assert plan["env"]["OMP_WAIT_POLICY"] == "PASSIVE" and plan["dtype"] == "bfloat16"
+    floor = plan["reference"]["arms"]
+    assert floor == ["judge", "bfloat16-batch", "bfloat16-attention", "bfloat16-dither"]
+
+
+def test_vllm_is_asked_for_the_text_alone_of_a_transcript():
+    plan = serve_plan(pinned(on("mi300x")), "whisper_large_v3")
+    assert plan["client"]["transcript_format"] == "json" and "return_token_ids" not in plan["client"]["extra_body"]
 
 
 def test_a_container_is_planned_to_the_last_mount():

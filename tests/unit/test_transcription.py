@@ -96,6 +96,10 @@ def test_an_arms_own_fields_go_into_the_form_and_logprobs_are_asked_for():
     assert fields["include[]"] == ["logprobs"] and fields["top_logprobs"] == ["7"]
 
 
+def test_an_arm_may_ask_for_the_text_alone():
+    assert sent(transcript_format="json")[0]["response_format"] == ["json"]
+
+
 def test_a_set_of_clips_needs_the_route_before_anything_is_sent():
     plan = plan_for("http://127.0.0.1:1", routes={"chat": "/v1/chat/completions"})
     with pytest.raises(ConfigError, match=r"transcription requests.*client\.routes"):
@@ -181,6 +185,12 @@ def test_logprobs_are_read_and_top_lists_cut_in_descending_order():
 def test_one_segment_without_ids_leaves_the_whole_answer_without():
     row = answer(segment(), segment(tokens=None))
     assert (row["evidence"], row["token_ids"], row["output_tokens"]) == ("E2", None, None)
+
+
+def test_an_empty_list_of_ids_beside_text_is_no_evidence():
+    row = answer(segment(tokens=[]))
+    assert (row["evidence"], row["token_ids"], row["output_tokens"]) == ("E2", None, None)
+    assert answer(segment(text="", tokens=[]), text="")["output_tokens"] == 0
 
 
 def test_text_alone_is_an_answer_of_unknown_segments_and_language():

@@ -333,6 +333,9 @@ class OpenAISpec(Strict):
         default=None, gt=0, description="Speech: of raw samples (pcm), which don't say [Hz]"
     )
     stream_body: dict[str, Any] = Field(default={"stream": True}, description="Speech: fields that ask for a stream")
+    transcript_format: Literal["verbose_json", "json"] = Field(
+        default="verbose_json", description="Transcriptions: the response_format asked for; json is the text alone"
+    )
     timeout_s: float = Field(default=600, gt=0)
 
     @model_validator(mode="after")

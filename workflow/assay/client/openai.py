@@ -39,6 +39,7 @@ class OpenAIPlan(Strict):
     extra_body: dict[str, Any]
     audio_format: str
     stream_body: dict[str, Any]
+    transcript_format: str
     timeout_s: float = Field(gt=0, description="Limit of one attempt, from the first byte sent to the last received")
 
     @classmethod
@@ -59,7 +60,7 @@ class OpenAIPlan(Strict):
         if route == "transcription":
             top_logprobs = self.top_logprobs if self.logprobs else None
             fields = {"model": self.model, **request, **self.extra_body}
-            return partial(exchange_file, path, fields, item["audio"], top_logprobs)
+            return partial(exchange_file, path, fields, item["audio"], self.transcript_format, top_logprobs)
         return partial(_exchange, self, path, request_body(self, route, request))
 
     def probe_item(self) -> Item:

@@ -1,4 +1,4 @@
-"""OpenAI's transcription route: an audio file as a multipart form, answered by `verbose_json`.
+"""OpenAI's transcription route: an audio file as a multipart form, answered by `verbose_json` (or `json`, text alone).
 
 Route and fields: https://platform.openai.com/docs/api-reference/audio/createTranscription. Beyond it, a segment may
 have `token_logprobs` (nat, one a token) and `top_logprobs` (of each token, pairs of id and logprob), and the answer
@@ -39,6 +39,7 @@ async def exchange_file(
     path: str,
     fields: Mapping[str, Any],
     audio: Mapping[str, Any],
+    response_format: str,
     top_logprobs: int | None,
     http: httpx.AsyncClient,
     attempt: Attempt,
@@ -49,13 +50,14 @@ async def exchange_file(
         path: HTTP path of the route.
         fields: of the form; `file` is the file's name.
         audio: the file, as `records.MEDIA`.
+        response_format: the form of answer to ask for.
         top_logprobs: how many to ask for beside each token's logprob; None: ask for no logprobs.
 
     Raises:
         BadAnswer: an error, or an answer that is not what the protocol says.
     """
     asked = {} if top_logprobs is None else {"include[]": ["logprobs"], "top_logprobs": top_logprobs}
-    data = {**fields, "response_format": "verbose_json", **asked}
+    data = {**fields, "response_format": response_format, **asked}
     file = (data.pop("file"), audio["bytes"])
     async with post(http, path, attempt, data=data, files={"file": file}) as response:
         return read_transcription(parse_json(await response.aread()), top_logprobs or 0)
@@ -72,7 +74,7 @@ def probe_clip() -> dict[str, Any]:
 
 
 def read_transcription(payload: Any, top_k: int) -> Row:
-    """The columns of a `responses` row that a `verbose_json` body decides; top lists are cut to `top_k`, descending.
+    """The columns of a `responses` row that a body decides; top lists are cut to `top_k`, descending.
 
     An empty text is an answer: nothing was said. Whether the segments make sense is the judge's to say.
 
@@ -120,6 +122,8 @@ def _segment(segment: dict[str, Any], place: int) -> dict[str, Any]:
     if segment.get("avg_logprob") is not None:
         finite(segment["avg_logprob"], f"{where}.avg_logprob")
     ids = ids_or_none(segment.get("tokens"), f"{where}.tokens")
+    if text.strip() and not ids:
+        ids = None  # an empty list beside text says nothing: M* sends one
     return {
         "start": finite(segment.get("start"), f"{where}.start"),
         "end": finite(segment.get("end"), f"{where}.end"),
