@@ -22,7 +22,7 @@ from typing import NoReturn
 import psutil
 import pytest
 
-REQUIRED = "REQUIRE_SLURM"  # set by .ci/run
+REQUIRED = "REQUIRE_SLURM"  # set where they must run
 UP_LIMIT_S, DOWN_LIMIT_S = 60, 20
 NODES = ("n1", "n2")
 GPUS = 2  # of a node
