@@ -15,7 +15,7 @@ from assay.verdict import verify
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3000)]
 
 CONFIGS = [
-    *("smollm2_135m", "smollm2_135m_vllm", "smollm2_135m_vllm_bf16", "smollm2_135m_cyllama"),
+    *("smollm2_135m", "smollm2_135m_vllm", "smollm2_135m_cyllama"),
     *("faults_32", "faults_32+rope_theta", "qwen3_omni"),
     *("whisper_base", "hibari_tts", "hibari_tts+speech_last_word"),
 ]
@@ -90,12 +90,6 @@ def test_vllm_in_float32_passes_on_full_evidence(workspace):
     assert verdict.evidence.level_counts["E0"] == verdict.coverage.planned
 
 
-def test_vllm_in_bfloat16_passes_at_its_own_floor(workspace):
-    verdict = workspace.verdict("smollm2_135m_vllm_bf16")
-    assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "smollm2_135m_vllm_bf16")
-    assert all(arm.startswith("bfloat16-") for arm in verdict.reference.floor_arms)
-
-
 def test_a_wrong_engine_that_nobody_planted_fails_and_the_page_says_why(workspace):
     verdict = workspace.verdict("smollm2_135m_cyllama")
     assert verdict.verdict is Status.FAIL
@@ -103,10 +97,11 @@ def test_a_wrong_engine_that_nobody_planted_fails_and_the_page_says_why(workspac
     assert "chat template" in page(workspace, "smollm2_135m_cyllama")
 
 
-def test_speech_is_transcribed_by_a_real_engine_as_the_reference_hears_it(workspace):
+def test_a_transcriber_that_pads_with_zeros_differs_by_more_than_near_ties_though_its_wer_is_as_good(workspace):
     verdict = workspace.verdict("whisper_base")
-    assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "whisper_base")
-    assert {"G-hard", "G-transcript", "G-wer", "G-silence"} <= {gate.id for gate in verdict.gates}
+    assert verdict.verdict is Status.FAIL, page(workspace, "whisper_base")
+    assert "G-hard" in failed(verdict) and not failed(verdict) & {"G-coverage", "G-struct", "G-wer", "G-silence"}
+    assert verdict.coverage.scored == verdict.coverage.planned == 3 * 26
     planted = [control for control in verdict.controls.positive if control.got != "not_applicable"]
     assert len(planted) >= 10 and all(control.got is Status.FAIL for control in planted)
 

@@ -111,14 +111,6 @@ def test_dither_is_below_what_anyone_hears_and_the_same_each_time():
     assert (dithered(np.zeros(RATE, np.float32)) * 32768 == noise).all()
 
 
-def test_padding_by_zeros_changes_the_spectrogram_after_the_sound_alone(folder, whisper, clips):
-    zeros = Whisper(folder, replace(ArmSettings("float32"), zero_padding=True))
-    silence, padded = Heard(whisper, clips[1]).window(0), Heard(zeros, clips[1]).window(0)
-    assert clips[1].frames == 400
-    assert torch.equal(padded[:, :400], silence[:, :400])
-    assert (padded[:, 400:] == 0).all() and (silence[:, 400:] != 0).all()
-
-
 def test_logprobs_are_those_that_forcing_gives(whisper, clips, transcripts):
     for clip in clips:
         transcript = transcripts[clip.item_id]

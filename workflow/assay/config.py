@@ -668,10 +668,10 @@ class ModelSpec(Strict):
     context: int | None = Field(default=None, ge=1, description="Longest context served, tokens; null: it has none")
 
 
-FloorChange = Literal["batch", "attention", "chunked", "dither", "padding", "matmul"]
+FloorChange = Literal["batch", "attention", "chunked", "dither", "matmul"]
 _CHANGES_OF = {  # what a kind of reference can change without harm
     "causal_lm": {"batch", "attention", "chunked", "matmul"},
-    "whisper": {"batch", "attention", "dither", "padding", "matmul"},
+    "whisper": {"batch", "attention", "dither", "matmul"},
 }
 
 

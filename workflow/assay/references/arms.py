@@ -17,7 +17,6 @@ class ArmSettings:
     attention: str = "sdpa"
     prefill_chunk: int | None = None  # tokens; None: the whole prompt at once. Causal language models only
     dither: bool = False  # audio only: noise of one 16-bit step
-    zero_padding: bool = False  # Whisper only: zeros after the audio's end, where there is silence
     alternative_matmul: bool = False  # another library for the products of matrices
 
 
@@ -26,7 +25,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "attention": {"attention": "eager"},
     "chunked": {"prefill_chunk": 16},
     "dither": {"dither": True},
-    "padding": {"zero_padding": True},
     "matmul": {"alternative_matmul": True},
 }
 

@@ -137,10 +137,7 @@ class Heard:
         samples = dithered(self.clip.samples) if self._whisper.settings.dither else self.clip.samples
         padded = np.pad(samples, (0, round(WINDOW_FRAMES * FRAME_S * RATE)))
         extracted = self._whisper.extractor(padded, sampling_rate=RATE, truncation=False, padding=False)
-        features = np.asarray(extracted["input_features"][0])
-        if self._whisper.settings.zero_padding:
-            features[:, self.clip.frames :] = 0
-        return features
+        return np.asarray(extracted["input_features"][0])
 
     def window(self, seek: int) -> torch.Tensor:
         """Spectrogram from frame `seek` on: [mel bins, WINDOW_FRAMES], of the model's dtype."""
