@@ -187,7 +187,7 @@ def test_a_server_that_dies_while_loading_is_data(workspace):
 
 
 def test_a_server_that_never_generates_is_data(workspace):
-    rows, identity, cleanup = run(workspace, "--health-only", start_limit_s=1)
+    rows, identity, cleanup = run(workspace, "--health-only", start_limit_s=5)
     assert len(rows) == 2 * N_ITEMS and {row["status"] for row in rows} == {"not_sent"}
     assert identity["startup"]["failure"]["kind"] == "not_ready"
     assert "the model is not loaded" in identity["startup"]["failure"]["message"]
