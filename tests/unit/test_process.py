@@ -103,8 +103,7 @@ def test_workers_left_by_a_server_that_died_are_ended_too(tmp_path):
         assert wait_until(worker.exists)
         pids.append(int(worker.read_text()))
         os.kill(server.pid, signal.SIGKILL)
-        while alive(server.pid):
-            pass
+        assert wait_until(server.death)
         assert server.death().message == "the server exited with signal SIGKILL"
 
     [cleanup] = run(fake("--escape", worker, stop_grace_s=0.5), tmp_path, body)

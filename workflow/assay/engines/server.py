@@ -226,20 +226,20 @@ class Server(ABC):
         )
 
     async def _probe_until_ready(self, probe: Probe) -> None:
-        answer: str | None = "nothing listens on its port"
+        heard: str | None = None  # what the last probe that ended was answered
         while True:
-            self._check_start(answer)
+            self._check_start(heard or "nothing listens on its port")
             if self.listening():
                 # The check runs beside the probe, so a server that dies does not keep us until the probe times out.
                 task = asyncio.ensure_future(probe(self.base_url))
                 try:
                     while not (await asyncio.wait({task}, timeout=POLL_S))[0]:
-                        self._check_start("its first generation did not end")
+                        self._check_start(heard or "its first generation did not end")
                 finally:
                     task.cancel()
-                answer = task.result()
-                if answer is None:
-                    self._check_start(answer)
+                heard = task.result()
+                if heard is None:
+                    self._check_start(None)
                     return
             await asyncio.sleep(POLL_S)
 
