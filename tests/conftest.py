@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 from processes import FAKE, wait_until
 from workspaces import copy_workflow
 
 from assay.engines.server import free_port, listeners
+
+# The same examples in every run, so that a red test is red again; new ones with `--hypothesis-profile explore`.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=1000, deadline=None)
+settings.load_profile("same")
 
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[1]

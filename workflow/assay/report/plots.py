@@ -25,6 +25,7 @@ ROW = 56.0
 BASELINE = 46.0  # of a row, from its top
 TALLEST, LOWEST = 24.0, 4.0  # a bar: of the fullest bin, and the least that can be seen
 FOOT = 34.0  # ticks and the name of the axis
+SMALLEST_SPREAD = 1e-300  # of a straight axis, less is rounding
 TICKS = 5
 
 
@@ -100,7 +101,7 @@ class Strip:
 class Axis:
     """Where a score is drawn."""
 
-    low: float
+    low: float  # on a logarithmic axis the exponents of ten: 10 ** low may be too small for a float
     high: float
     log: bool
     left: float
@@ -110,15 +111,17 @@ class Axis:
         """Horizontal position; zero of a logarithmic axis is in its lane."""
         if self.log and value <= 0:
             return LEFT + LANE / 2
-        low, high, value = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
-        return self.left + (value - low) / (high - low) * (self.right - self.left)
+        return self._at(math.log10(value) if self.log else value)
+
+    def _at(self, value: float) -> float:
+        return self.left + (value - self.low) / (self.high - self.low) * (self.right - self.left)
 
     def ticks(self) -> tuple[Tick, ...]:
         """About `TICKS` round numbers."""
         if self.log:
-            first, last = round(math.log10(self.low)), round(math.log10(self.high))
+            first, last = round(self.low), round(self.high)
             powers = range(first, last + 1, max(1, math.ceil((last - first) / TICKS)))
-            return tuple(Tick(self.place(10.0**power), number(10.0**power)) for power in powers)
+            return tuple(Tick(self._at(power), _power_of_ten(power)) for power in powers)
         step = _round_step((self.high - self.low) / TICKS)
         marks = np.arange(math.ceil(self.low / step), math.floor(self.high / step) + 1) * step
         return tuple(Tick(self.place(mark), number(mark)) for mark in marks.tolist())
@@ -154,13 +157,14 @@ def _axis(values: Floats, infinite: bool) -> Axis:
     right = RIGHT - LANE - GAP if infinite else RIGHT
     if len(finite) and finite.min() < 0:
         low, high = float(finite.min()), float(finite.max())
-        room = (high - low or 1.0) * 0.04
+        spread = high - low
+        room = 0.04 * (spread if spread > SMALLEST_SPREAD else 1.0)
         return Axis(low - room, high + room, False, LEFT, right)
     low, high = (float(positive.min()), float(positive.max())) if len(positive) else (0.1, 1.0)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     zeros = len(positive) < len(finite)
     left = LEFT + LANE + GAP if zeros else LEFT
-    return Axis(10.0**first, 10.0 ** max(last, first + 1), True, left, right)
+    return Axis(first, max(last, first + 1), True, left, right)
 
 
 def _row(series: Series, values: Floats, axis: Axis, top: float) -> StripRow:
@@ -212,6 +216,11 @@ def _round_step(step: float) -> float:
 
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _power_of_ten(power: int) -> str:
+    """The label of a decade, also of one too small or too large for a float."""
+    return number(10.0**power) if abs(power) < 5 else f"10{str(power).translate(_SUPERSCRIPT)}"
 
 
 def number(value: float | None, digits: int = 3) -> str:
