@@ -867,6 +867,14 @@ class FamilyBase(Strict):
         """Source of the weights that judge."""
         return self.reference_model
 
+    def floor_arms(self, floor: str) -> list[str] | None:
+        """Arms of the floor called `floor` (DTYPE-TIER); None: there is no floor for that tier."""
+        dtype, _, wanted = floor.partition("-")
+        for tier, changes in self.reference.floor.items():
+            if tier == wanted:
+                return [f"{dtype}-{change}" for change in changes]
+        return None
+
 
 class TextFamily(FamilyBase):
     """A family that answers in text."""
@@ -1002,9 +1010,17 @@ class Config(Strict):
             ),
         )
 
-    def _shared(self, model: str, what: str, of: Callable[[FamilyBase], T]) -> T:
-        """What all families of the model in source `model` say: they share its reference files."""
-        found = {name: of(family) for name, family in self.families.items() if family.reference_model == model}
+    def floor_arms(self, model: str, floor: str) -> list[str]:
+        """Arms of the floor called `floor` (DTYPE-TIER) of the model in source `model`."""
+        return self._shared(model, f"floor {floor}", lambda family: family.floor_arms(floor))
+
+    def _shared(self, model: str, what: str, of: Callable[[FamilyBase], T | None]) -> T:
+        """What all families of the model in source `model` that say something say: they share its reference files."""
+        families = {name: family for name, family in self.families.items() if family.reference_model == model}
+        found = {name: said for name, family in families.items() if (said := of(family)) is not None}
+        if not found:
+            names = ", ".join(sorted(families)) or "no family"
+            raise ConfigError(f"source '{model}', reference of {names}, has no {what}; see config/families/")
         first, *others = found.values()
         if any(other != first for other in others):
             raise ConfigError(
@@ -1102,10 +1118,16 @@ class Resolved(Strict):
         return entry.sets or family.sets[entry.tier]
 
     @property
+    def floor(self) -> str:
+        """Name of the floor that the config is judged against: that of its tier, at its own dtype."""
+        entry, _, _ = self.served
+        return f"{entry.dtype}-{entry.tier}"
+
+    @property
     def floor_arms(self) -> list[str]:
-        """Names of the floor arms at the config's own dtype."""
-        entry, family, _ = self.served
-        return [f"{entry.dtype}-{change}" for change in family.reference.floor[entry.tier]]
+        """Names of its arms."""
+        _, family, _ = self.served
+        return family.floor_arms(self.floor) or []
 
     @property
     def gates(self) -> AnyGates:

@@ -212,6 +212,7 @@ def serve_plan(config: Config, name: str) -> ServePlan:
                 "directory": f"{RESOURCES}/{family.reference_model}",
                 "judge": family.judge_model,
                 "dtype": family.reference.dtype,
+                "floor": resolved.floor,
                 "arms": [JUDGE, *resolved.floor_arms],
             },
             "limits": {"start_limit_s": arm.start_limit_s, "stop_grace_s": arm.stop_grace_s},
