@@ -2,7 +2,7 @@
 
     python benchmarks/calibrate.py --set text_smoke > docs/calibration.md
 
-Reads judged floors (make them with `snakemake --cores 8 results/judged/reference/MODEL/SET/DTYPE-release.parquet`).
+Reads judged floors (make them with `snakemake --cores 8 results/judged/reference/MODEL/SET/FLOOR.parquet`).
 Every arm is taken in turn as if it were the server, the others as its floor, over random subsets of items.
 """
 
@@ -35,7 +35,7 @@ def main(
     print(f"# Calibration on {model}, {name}\n")
     print("Written by `python benchmarks/calibrate.py`; do not edit. Margins and logprobs in nat, per token.\n")
     for dtype in ("float32", "bfloat16"):
-        path = Path("results/judged/reference", model, name, f"{dtype}-release.parquet")
+        path = Path("results/judged/reference", model, name, "-".join([dtype, *CHANGES]) + ".parquet")
         arms = {change: _read(path, f"{dtype}-{change}") for change in CHANGES}
         print(f"## {dtype}\n")
         _spread(arms)

@@ -73,7 +73,7 @@ def _write(
         "client": {"logprobs": True},
         "sets": ["set"],
         "reference": {
-            "floor": "float32-smoke",
+            "floor": "float32-batch-attention",
             "arms": [JUDGE, *FLOOR],
             "model": "model",
             "directory": "resources/model",

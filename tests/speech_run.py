@@ -28,7 +28,7 @@ PLAN = {
     ],
     "client": {"stream": False, "sample_rate": None},
     "sets": ["toy"],
-    "reference": {"model": "m", "floor": "float32-smoke", "arms": [JUDGE, *FLOORS]},
+    "reference": {"model": "m", "floor": "float32-graph-threads", "arms": [JUDGE, *FLOORS]},
 }
 OPTIONS = DETERMINISTIC.model_dump(mode="json")
 
@@ -113,7 +113,7 @@ class SpeechRun:
             results / "judged/toy.parquet", {outputs / "0.parquet": (ALONE, LOAD), outputs / "1.parquet": (OTHER,)}
         )
         references = self.stage(
-            results / "judged/reference/m/toy/float32-smoke.parquet",
+            results / "judged/reference/m/toy/float32-graph-threads.parquet",
             {results / f"reference/m/toy/{arm}.parquet": (arm,) for arm in (JUDGE, *FLOORS)},
         )
         scores = results / "scores/toy.parquet"

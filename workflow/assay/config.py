@@ -867,14 +867,6 @@ class FamilyBase(Strict):
         """Source of the weights that judge."""
         return self.reference_model
 
-    def floor_arms(self, floor: str) -> list[str] | None:
-        """Arms of the floor called `floor` (DTYPE-TIER); None: there is no floor for that tier."""
-        dtype, _, wanted = floor.partition("-")
-        for tier, changes in self.reference.floor.items():
-            if tier == wanted:
-                return [f"{dtype}-{change}" for change in changes]
-        return None
-
 
 class TextFamily(FamilyBase):
     """A family that answers in text."""
@@ -974,6 +966,12 @@ def deployment_of(name: str, entry: ConfigEntry) -> str | None:
     return name if entry.deployment else None
 
 
+def floor_arms(floor: str) -> list[str]:
+    """Names of the arms (DTYPE-CHANGE) of the floor called `floor` (DTYPE-CHANGE-CHANGE...)."""
+    dtype, *changes = floor.split("-")
+    return [f"{dtype}-{change}" for change in changes]
+
+
 class Config(Strict):
     """Everything under `config/`, checked."""
 
@@ -1010,17 +1008,9 @@ class Config(Strict):
             ),
         )
 
-    def floor_arms(self, model: str, floor: str) -> list[str]:
-        """Arms of the floor called `floor` (DTYPE-TIER) of the model in source `model`."""
-        return self._shared(model, f"floor {floor}", lambda family: family.floor_arms(floor))
-
-    def _shared(self, model: str, what: str, of: Callable[[FamilyBase], T | None]) -> T:
-        """What all families of the model in source `model` that say something say: they share its reference files."""
-        families = {name: family for name, family in self.families.items() if family.reference_model == model}
-        found = {name: said for name, family in families.items() if (said := of(family)) is not None}
-        if not found:
-            names = ", ".join(sorted(families)) or "no family"
-            raise ConfigError(f"source '{model}', reference of {names}, has no {what}; see config/families/")
+    def _shared(self, model: str, what: str, of: Callable[[FamilyBase], T]) -> T:
+        """What all families of the model in source `model` say: they share its reference files."""
+        found = {name: of(family) for name, family in self.families.items() if family.reference_model == model}
         first, *others = found.values()
         if any(other != first for other in others):
             raise ConfigError(
@@ -1119,15 +1109,9 @@ class Resolved(Strict):
 
     @property
     def floor(self) -> str:
-        """Name of the floor that the config is judged against: that of its tier, at its own dtype."""
-        entry, _, _ = self.served
-        return f"{entry.dtype}-{entry.tier}"
-
-    @property
-    def floor_arms(self) -> list[str]:
-        """Names of its arms."""
-        _, family, _ = self.served
-        return family.floor_arms(self.floor) or []
+        """Name of the config's floor: its own dtype and the changes of its tier."""
+        entry, family, _ = self.served
+        return "-".join([entry.dtype, *family.reference.floor[entry.tier]])
 
     @property
     def gates(self) -> AnyGates:

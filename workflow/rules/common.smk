@@ -117,8 +117,8 @@ def reference_judged(wildcards):
 
 def floor_responses(wildcards):
     """What the judge and the arms of a floor answered to a sample set."""
-    arms = [JUDGE, *for_people(CONFIG.floor_arms, wildcards.model, wildcards.floor)]
-    return [f"results/reference/{wildcards.model}/{wildcards.set}/{arm}.parquet" for arm in arms]
+    folder = f"results/reference/{wildcards.model}/{wildcards.set}"
+    return [f"{folder}/{arm}.parquet" for arm in (JUDGE, *assay_config.floor_arms(wildcards.floor))]
 
 
 def instance_files(folder, suffix):

@@ -29,6 +29,7 @@ from assay.config import (
     OpenAISpec,
     Process,
     Resolved,
+    floor_arms,
     lookup,
 )
 from assay.devices.masks import without_masks
@@ -213,7 +214,7 @@ def serve_plan(config: Config, name: str) -> ServePlan:
                 "judge": family.judge_model,
                 "dtype": family.reference.dtype,
                 "floor": resolved.floor,
-                "arms": [JUDGE, *resolved.floor_arms],
+                "arms": [JUDGE, *floor_arms(resolved.floor)],
             },
             "limits": {"start_limit_s": arm.start_limit_s, "stop_grace_s": arm.stop_grace_s},
         }
