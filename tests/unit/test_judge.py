@@ -1,4 +1,4 @@
-"""What of a response is judged, ids of the vocabulary, as sampled or as the text encodes, and that it is judged once."""
+"""What of a response is judged: ids of the vocabulary, as sampled or as the text encodes; and that it is once."""
 
 import pytest
 import tiny
