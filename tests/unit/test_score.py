@@ -12,6 +12,7 @@ from assay import store
 from assay.config import TextGates
 from assay.score import score
 from assay.scoring.rows import Files
+from assay.tokens import ID_COLUMNS, split_ids
 
 EOS, BOS = 1, 0
 WORDS = {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "c": 4, "d": 5}
@@ -403,3 +404,12 @@ def test_an_answer_without_content_still_shows_that_its_prompt_was_another(toy):
     assert scores["served_0_alone", "y", "prompt_equal"]["value"] == 0
     assert scores["served_0_alone", "z", "prompt_equal"]["value"] == 1
     assert scores["served_0_alone", "y", "answered"]["value"] == 0
+
+
+@pytest.mark.parametrize("lossy", [True, False])
+def test_the_ids_of_each_arm_are_read_apart_and_an_arm_without_tokens_has_none(lossy):
+    rows = [*tokens("x", "judge", [2, 3], [0, 0]), *tokens("y", "judge", [4], [0])]
+    table = store.table_from_rows("tokens", rows + tokens("x", "float32-batch", [5], [0])).select(ID_COLUMNS)
+    arms = ("judge", "float32-batch", "float32-attention")
+    found = [{key: ids.tolist() for key, ids in split_ids(table, arm, lossy).items()} for arm in arms]
+    assert found == [{"x": [2, 3], "y": [4]}, {"x": [5]}, {}]

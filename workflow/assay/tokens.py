@@ -87,7 +87,7 @@ def split_ids(table: pa.Table, arm: str, lossy: bool) -> dict[str, np.ndarray]:
     """Item -> ids of its tokens in one arm; arguments as above, but that `ID_COLUMNS` are enough."""
     table, item = _of_arm(table, arm, lossy)
     starts = _starts(item)
-    return dict(zip(item[starts].tolist(), np.split(table["token_id"].to_numpy(), starts[1:]), strict=True))
+    return dict(zip(item[starts].tolist(), np.split(table["token_id"].to_numpy(), starts)[1:], strict=True))
 
 
 def _of_arm(table: pa.Table, arm: str, lossy: bool) -> tuple[pa.Table, np.ndarray]:

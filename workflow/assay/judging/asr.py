@@ -24,9 +24,7 @@ from assay.samples.lock import load_set
 from assay.sources.manifest import MANIFEST, verify_weights
 
 ITEM_ID = itemgetter("item_id")
-COLUMNS = [
-    *("item_id", "set_id", "arm", "status", "evidence", "text", "token_ids", "token_logprobs", "segments"),
-]
+COLUMNS = ["item_id", "set_id", "arm", "status", "evidence", "text", "token_ids", "token_logprobs", "segments"]
 
 
 @dataclass(frozen=True)
