@@ -358,8 +358,8 @@ def test_a_speech_family_is_judged_by_its_listener_and_its_floor_arms_are_change
 
 def test_families_of_one_model_share_a_floor_where_its_changes_are_the_same(folder):
     loaded = config.load({"site": "embedded"}, folder)
-    floors = {name: loaded.resolve(name).floor for name in ("smollm2_135m", "smollm2_135m_faults", "whisper_base")}
-    assert floors["smollm2_135m"] == floors["smollm2_135m_faults"] == "float32-batch-attention"
+    floors = {name: loaded.resolve(name).floor for name in ("smollm2_135m", "faults_32", "whisper_base")}
+    assert floors["smollm2_135m"] == floors["faults_32"] == "float32-batch-attention"
     assert loaded.resolve("whisper_base_embedded").floor != floors["whisper_base"]
 
 
