@@ -33,6 +33,7 @@ wildcard_constraints:
     model=NAME,
     set=NAME,
     arm=r"judge|[a-z0-9]+-[a-z0-9]+",
+    floor=r"[a-z0-9]+(-[a-z0-9]+)*",
     instance=r"\d+",
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/calibrate.py --set text_smoke > docs/calibration.md
 
-Reads judged floor arms (make them with `snakemake --cores 8 results/judged/reference/MODEL/SET/ARM.parquet`). Every
-arm is taken in turn as if it were the server, the others as its floor, over random subsets of items.
+Reads judged floors (make them with `snakemake --cores 8 results/judged/reference/MODEL/SET/FLOOR.parquet`).
+Every arm is taken in turn as if it were the server, the others as its floor, over random subsets of items.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def main(
     print(f"# Calibration on {model}, {name}\n")
     print("Written by `python benchmarks/calibrate.py`; do not edit. Margins and logprobs in nat, per token.\n")
     for dtype in ("float32", "bfloat16"):
-        folder = Path("results/judged/reference", model, name)
-        arms = {change: _read(folder / f"{dtype}-{change}.parquet") for change in CHANGES}
+        path = Path("results/judged/reference", model, name, "-".join([dtype, *CHANGES]) + ".parquet")
+        arms = {change: _read(path, f"{dtype}-{change}") for change in CHANGES}
         print(f"## {dtype}\n")
         _spread(arms)
         _kappa(arms, items, np.random.default_rng(seed))
         _clip(arms, items, np.random.default_rng(seed))
 
 
-def _read(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+def _read(path: Path, arm: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """(margins, logprob differences) of every item, by item id."""
     found = {}
     for table in store.iter_tables(path, "tokens"):
-        for block in split_blocks(table, path.stem, lossy=False):
+        for block in split_blocks(table, arm, lossy=False):
             margins = greedy_margin(block.lp_judge_max, block.lp_judge)
             deltas = np.abs(block.lp_served - block.lp_judge)
             found |= dict(zip(block.item_ids, zip(block.split(margins), block.split(deltas), strict=True), strict=True))

@@ -34,6 +34,7 @@ from assay.config import TextGates
 from assay.records import SCHEMAS
 from assay.samples.lock import Lock, lock_path
 from assay.score import score as score_config
+from assay.scoring.rows import Files
 
 app = typer.Typer(add_completion=False, help=__doc__)
 console = Console()
@@ -149,14 +150,26 @@ def _synthetic(folder: Path, count: int) -> tuple:
         "client": {"logprobs": True},
         "reference": {"arms": ARMS},
     }
-    served = _arm(folder / "served", "served_0_alone", names, plan)
-    references = [_arm(folder / "reference", arm, names, {"eos_ids": [2], "bos_id": 1}) for arm in ARMS]
+    served = _files(folder / "served", ["served_0_alone"], names, plan)
+    references = _files(folder / "reference", ARMS, names, {"eos_ids": [2], "bos_id": 1})
     tokenizer = Tokenizer(WordLevel({"x": 0, "y": 1, "</s>": 2, "z": 3}, unk_token="x"))
     tokenizer.save(str(folder / "tokenizer.json"))
-    return [items], [served], references, folder
+    return [items], served, references, folder
 
 
-def _arm(folder: Path, arm: str, names: list[str], options: dict) -> tuple[Path, Path]:
+def _files(folder: Path, arms: list[str], names: list[str], options: dict) -> Files:
+    """Responses of each arm, and the judged tokens of all of them."""
+    tokens = folder / "judged.parquet"
+    generators = {arm: np.random.default_rng(len(arm)) for arm in arms}
+    with store.table_writer(tokens, "tokens", {"options": options}) as writer:
+        for start in range(0, len(names), 64):
+            group = names[start : start + 64]
+            parts = [_tokens(group, arm, rng) for arm, rng in generators.items()]
+            writer.write(store.sort_table("tokens", pa.concat_tables(parts).unify_dictionaries()))
+    return Files([_responses(folder / f"{arm}.parquet", arm, names, options) for arm in arms], [tokens])
+
+
+def _responses(path: Path, arm: str, names: list[str], options: dict) -> Path:
     ids = [3] * (TOKENS_PER_ITEM - 1) + [2]
     common = {"set_id": "set", "arm": arm, "status": "ok", "evidence": "E0", "attempts": 1, "finish_reason": "stop"}
     lengths = {
@@ -166,14 +179,9 @@ def _arm(folder: Path, arm: str, names: list[str], options: dict) -> tuple[Path,
         "token_ids": ids,
         "text": "x",
     }
-    responses, tokens = folder / f"{arm}.parquet", folder / f"{arm}.tokens.parquet"
     table = store.table_from_rows("responses", [{"item_id": name, **common, **lengths} for name in names])
-    store.write_table(responses, "responses", table, {"options": options})
-    rng = np.random.default_rng(len(arm))
-    with store.table_writer(tokens, "tokens", {"options": options}) as writer:
-        for start in range(0, len(names), 64):
-            writer.write(_tokens(names[start : start + 64], arm, rng))
-    return responses, tokens
+    store.write_table(path, "responses", table, {"options": options})
+    return path
 
 
 def _tokens(names: list[str], arm: str, rng: np.random.Generator) -> pa.Table:

@@ -16,6 +16,7 @@ from assay.media.audio import encode_wav
 from assay.records import JUDGE
 from assay.run import Run
 from assay.score import score
+from assay.scoring.rows import Files
 from assay.verdicts.decide import RunFacts, judge_run
 from assay.verdicts.model import Cleanup, ConfigInfo, Instance, Startup, Tool, Verdict
 from assay.verdicts.scoretable import floor_values
@@ -71,24 +72,25 @@ def _write(
         "instances": [[{"name": "load", "concurrency": 16}]],
         "client": {"logprobs": True},
         "sets": ["set"],
-        "reference": {"arms": [JUDGE, *FLOOR], "model": "model", "directory": "resources/model"},
+        "reference": {
+            "floor": "float32-batch-attention",
+            "arms": [JUDGE, *FLOOR],
+            "model": "model",
+            "directory": "resources/model",
+        },
     }
-    served = _arm(run.served(SERVED, "outputs"), run.served(SERVED, "judged"), SERVED, answers, tokenizer, plan)
+    judged = _tokens_of(SERVED, answers)
+    served = Files([_respond(run.outputs(SERVED), SERVED, answers, tokenizer, plan)], [_judge(run.judged, judged)])
     reference = {"eos_ids": [EOS], "bos_id": BOS, "end_id": len(WORDS)}
     ideal = dict.fromkeys(answers, RIGHT)
-    pairs = [
-        _arm(
-            run.results / f"reference/model/set/{arm}.parquet",
-            run.results / f"judged/reference/model/set/{arm}.parquet",
-            arm,
-            ideal,
-            tokenizer,
-            reference,
-            FLOOR.get(arm, 0.0),
-        )
-        for arm in (JUDGE, *FLOOR)
-    ]
-    score([set_path], [served], pairs, folder / "resources/model", options.model_dump(mode="json"),
+    arms = {JUDGE: 0.0, **FLOOR}
+    folder_of = run.results / "reference/model/set"
+    references = Files(
+        [_respond(folder_of / f"{arm}.parquet", arm, ideal, tokenizer, reference) for arm in arms],
+        [_judge(path, [row for arm, error in arms.items() for row in _tokens_of(arm, ideal, error)])
+         for path in run.judged_reference(plan)],
+    )  # fmt: skip
+    score([set_path], served, references, folder / "resources/model", options.model_dump(mode="json"),
           run.scores, run.floor)  # fmt: skip
     write_verdict(run, _decide(run, sorted(answers), answers, modality, options))
     return run
@@ -141,24 +143,19 @@ def _tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _arm(
-    responses: Path,
-    judged: Path,
-    arm: str,
-    answers: dict[str, Answer],
-    tokenizer: Tokenizer,
-    options: dict[str, Any],
-    error: float = 0.0,
-) -> tuple[Path, Path]:
-    rows = {
-        "responses": [_response(key, arm, answer, tokenizer) for key, answer in answers.items()],
-        "tokens": [
-            row for key, answer in answers.items() if not answer.error for row in _tokens(key, arm, answer, error)
-        ],
-    }
-    for (name, part), path in zip(rows.items(), (responses, judged), strict=True):
-        store.write_table(path, name, store.table_from_rows(name, part), {"options": options})
-    return responses, judged
+def _respond(path: Path, arm: str, answers: dict[str, Answer], tokenizer: Tokenizer, options: dict[str, Any]) -> Path:
+    rows = [_response(key, arm, answer, tokenizer) for key, answer in answers.items()]
+    store.write_table(path, "responses", store.table_from_rows("responses", rows), {"options": options})
+    return path
+
+
+def _judge(path: Path, rows: list[dict[str, Any]]) -> Path:
+    store.write_table(path, "tokens", store.table_from_rows("tokens", rows), {"options": {}})
+    return path
+
+
+def _tokens_of(arm: str, answers: dict[str, Answer], error: float = 0.0) -> list[dict[str, Any]]:
+    return [row for key, answer in answers.items() if not answer.error for row in _tokens(key, arm, answer, error)]
 
 
 def _response(key: str, arm: str, answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:

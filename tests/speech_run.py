@@ -11,6 +11,7 @@ from assay.judging.tts import Heard, Listener, judge_rows
 from assay.media.audio import encode_wav
 from assay.records import JUDGE
 from assay.score import score
+from assay.scoring.rows import Files
 from assay.verdicts.decide import RunFacts, judge_run
 from assay.verdicts.model import Cleanup, ConfigInfo, Instance, Startup
 from assay.verdicts.scoretable import ScoreTable
@@ -27,7 +28,7 @@ PLAN = {
     ],
     "client": {"stream": False, "sample_rate": None},
     "sets": ["toy"],
-    "reference": {"model": "m", "arms": [JUDGE, *FLOORS]},
+    "reference": {"model": "m", "floor": "float32-graph-threads", "arms": [JUDGE, *FLOORS]},
 }
 OPTIONS = DETERMINISTIC.model_dump(mode="json")
 
@@ -38,7 +39,7 @@ class Knowing:
     def __init__(self, clips):
         self.clips = clips  # (samples, words) of each
 
-    def __call__(self, samples, rate):
+    def __call__(self, samples, rate, timed):
         heard = max((self._heard(samples, *clip) for clip in self.clips), key=len)
         return Heard(" ".join(word.text for word in heard), tuple(heard), 0.01)
 
@@ -84,13 +85,18 @@ class SpeechRun:
             row |= {"audio": {"bytes": content, "path": "speech.wav"}}
             row["chunk_bytes"] = chunks(len(content)) if row["chunk_bytes"] else None
 
-    def stage(self, responses, judged, *arms):
-        """Responses and transcripts of some arms, in files."""
-        rows = sorted((row for arm in arms for row in self.arms[arm].values()), key=lambda row: row["item_id"])
-        store.write_table(responses, "responses", store.table_from_rows("responses", rows), {"options": PLAN})
+    def stage(self, judged, responses):
+        """The transcripts of some arms in one file, and their responses in a file for each group (path -> arms)."""
+        for path, arms in responses.items():
+            rows = [row for arm in arms for row in self.arms[arm].values()]
+            store.write_table(path, "responses", store.table_from_rows("responses", rows), {"options": PLAN})
+        rows = sorted(
+            (row for arms in responses.values() for arm in arms for row in self.arms[arm].values()),
+            key=lambda row: row["item_id"],
+        )
         transcripts = list(judge_rows(iter(rows), Listener(self.listener)))
         store.write_table(judged, "transcripts", store.table_from_rows("transcripts", transcripts), {})
-        return responses, judged
+        return Files([*responses], [judged])
 
     def score(self):
         path = self.folder / "samplesets/toy.parquet"
@@ -102,16 +108,14 @@ class SpeechRun:
             ],
         )
         results = self.folder / "results"
-        served = [
-            self.stage(results / f"outputs/toy/{number}.parquet", results / f"judged/toy/{number}.parquet", *arms)
-            for number, arms in enumerate([(ALONE, LOAD), (OTHER,)])
-        ]
-        references = [
-            self.stage(
-                results / f"reference/m/toy/{arm}.parquet", results / f"judged/reference/m/toy/{arm}.parquet", arm
-            )
-            for arm in (JUDGE, *FLOORS)
-        ]
+        outputs = results / "outputs/toy"
+        served = self.stage(
+            results / "judged/toy.parquet", {outputs / "0.parquet": (ALONE, LOAD), outputs / "1.parquet": (OTHER,)}
+        )
+        references = self.stage(
+            results / "judged/reference/m/toy/float32-graph-threads.parquet",
+            {results / f"reference/m/toy/{arm}.parquet": (arm,) for arm in (JUDGE, *FLOORS)},
+        )
         scores = results / "scores/toy.parquet"
         score([path], served, references, self.folder, OPTIONS, scores, results / "floors/toy.parquet")
         return scores

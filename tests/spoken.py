@@ -31,11 +31,11 @@ class Listening:
     def __init__(self, text="one two three four"):
         self.text, self.asked = text, []
 
-    def __call__(self, samples, rate):
+    def __call__(self, samples, rate, timed):
         self.asked.append(samples)
         times = np.linspace(0.3, samples.shape[-1] / rate - 0.4, len(self.text.split()) + 1)
         words = [Word(word, a, b) for word, a, b in zip(self.text.split(), times, times[1:], strict=False)]
-        return Heard(self.text, tuple(words), 0.01)
+        return Heard(self.text, tuple(words) if timed else None, 0.01)
 
 
 def response(item_id="alpha", arm="served_0_alone", samples=None, **changes):

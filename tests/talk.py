@@ -119,7 +119,7 @@ class Talk:
         normalisers = Normalisers.of(self.options)
         run = Run(
             texts={item: normalisers(text) for item, text in self.texts.items()},
-            transcripts=self.arms.__getitem__,
+            transcripts=self.arms,
             normalisers=normalisers,
             options=self.options,
             waveforms=self.noise if self.options.deterministic else {},

@@ -13,6 +13,7 @@ from assay import store
 from assay.config import AsrGates
 from assay.media.audio import encode_wav
 from assay.score import score
+from assay.scoring.rows import Files
 from assay.verdicts.asr.suite import ASR
 from assay.verdicts.decide import RunFacts, judge_run
 from assay.verdicts.model import Cleanup, ConfigInfo, Gate, Instance, Startup, Tool, Verdict
@@ -107,7 +108,21 @@ class Toy:
             for pos, (token, margin) in enumerate(zip(row["token_ids"], margins, strict=True))
         ]
 
-    def write(self, file: str, arms: list[str], options: Any, spoil: Spoil) -> tuple[Any, Any]:
+    def write(self, name: str, files: dict[str, list[str]], options: Any, spoil: Spoil) -> Files:
+        """Responses in a file each, and the judged tokens of all of them in one called `name`."""
+        responses, judged = [], []
+        for file, arms in files.items():
+            rows, tokens = self.rows(arms, spoil)
+            judged += tokens
+            responses.append(self.path / "responses" / f"{file}.parquet")
+            store.write_table(
+                responses[-1], "responses", store.table_from_rows("responses", rows), {"options": options}
+            )
+        path = self.path / "judged" / f"{name}.parquet"
+        store.write_table(path, "tokens", store.table_from_rows("tokens", judged), {"options": options})
+        return Files(responses, [path])
+
+    def rows(self, arms: list[str], spoil: Spoil) -> tuple[list[Row], list[Row]]:
         rows, judged = [], []
         for arm in arms:
             for number in range(len(self.keys)):
@@ -116,16 +131,13 @@ class Toy:
                 rows.append(row)
                 if row["status"] == "ok" and clean["token_ids"] and row["token_ids"] == clean["token_ids"]:
                     judged += self.tokens(row, self.margins.get(arm, np.zeros((SPOKEN, LENGTH + 2)))[number])
-        pair = self.path / "responses" / f"{file}.parquet", self.path / "judged" / f"{file}.parquet"
-        for path, kind, content in zip(pair, ("responses", "tokens"), (rows, judged), strict=True):
-            store.write_table(path, kind, store.table_from_rows(kind, content), {"options": options})
-        return pair
+        return rows, judged
 
     def scores(self, spoil: Spoil = lambda row, _: row, reference: Spoil = lambda row, _: row) -> ScoreTable:
         """Scores of a run whose served passes all answer with `spoil`, and whose reference does with `reference`."""
-        served = [self.write(str(number), arms, PLAN, spoil) for number, arms in SERVED.items()]
+        served = self.write("served", {str(number): arms for number, arms in SERVED.items()}, PLAN, spoil)
         options = {"end_id": END}
-        references = [self.write(arm, [arm], options, reference) for arm in ("judge", *FLOORS)]
+        references = self.write("reference", {arm: [arm] for arm in ("judge", *FLOORS)}, options, reference)
         paths = self.path / "scores.parquet", self.path / "floor.parquet"
         score([self.path / "set.parquet"], served, references, self.path, OPTIONS.model_dump(mode="json"), *paths)
         return ScoreTable.from_tables(store.iter_tables(paths[0], "scores"), self.keys)

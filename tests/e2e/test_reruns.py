@@ -71,7 +71,7 @@ def test_a_changed_server_flag_reruns_from_the_serve_plan_on(workspace):
             "serve_config": 1,
             "generate": 2,
             "facts": 2,
-            "judge": 2,
+            "judge": 1,
             "score": 1,
             "verdict": 1,
         }

@@ -31,7 +31,7 @@ def edit(path, change):
 
 def test_the_committed_configuration_is_valid(folder):
     loaded = config.load({"site": "embedded"}, folder)
-    assert loaded.resolve("smollm2_135m").floor_arms == ["float32-batch", "float32-attention"]
+    assert config.floor_arms(loaded.resolve("smollm2_135m").floor) == ["float32-batch", "float32-attention"]
 
 
 def test_schemas_for_editors_are_in_step_with_the_models():
@@ -349,11 +349,21 @@ def test_a_wrong_speech_family_or_arm_names_file_key_and_remedy(folder, file, ch
 
 def test_a_speech_family_is_judged_by_its_listener_and_its_floor_arms_are_changes_of_the_command(folder):
     loaded = config.load({"site": "embedded"}, folder)
-    assert loaded.resolve("hibari_tts").floor_arms == ["float32-graph", "float32-threads"]
+    assert config.floor_arms(loaded.resolve("hibari_tts").floor) == ["float32-graph", "float32-threads"]
     assert (loaded.judge_model("hibari_tts"), loaded.judge_model("smollm2_135m")) == ("whisper_base", "smollm2_135m")
     options = loaded.reference_options("hibari_tts")
     assert (options["request"], options["environment"]) == ({"voice": "heart", "seed": 0}, "hibari")
     assert options["changes"]["threads"] == ["--threads=2"] and "floor" not in options
+
+
+def test_families_of_one_model_share_a_floor_where_its_changes_are_the_same(folder):
+    def floors():
+        loaded = config.load({"site": "embedded"}, folder)
+        return [loaded.resolve(name).floor for name in ("smollm2_135m", "faults_32")]
+
+    assert floors() == ["float32-batch-attention"] * 2
+    edit(folder / "families/smollm2_135m_faults.yaml", lambda c: c["reference"]["floor"].update(smoke=["attention"]))
+    assert floors() == ["float32-batch-attention", "float32-attention"]
 
 
 @pytest.mark.parametrize("name", ["hibari_tts+rope_theta", "smollm2_135m_embedded+speech_twice"])

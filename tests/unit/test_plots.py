@@ -51,8 +51,10 @@ def test_the_fullest_bin_is_the_tallest_and_a_single_score_is_seen():
 
 @pytest.mark.parametrize(
     "values",
-    [[], [0.0], [np.nan], [np.inf], [1e-300], [-2.0], [1e-6] * 3]
-    + [[5e-324], [5e-324, 1.0], [1.7e308], [-5e-324], [-5e-324, 5e-324], [-1e-310, 0.0]],
+    [
+        *([], [0.0], [np.nan], [np.inf], [1e-300], [-2.0], [1e-6] * 3),
+        *([5e-324], [5e-324, 1.0], [1.7e308], [-5e-324], [-5e-324, 5e-324], [-1e-310, 0.0]),
+    ],
 )
 def test_scores_of_one_kind_or_none_can_be_drawn(values):
     (row,) = plot(values).rows

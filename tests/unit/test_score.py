@@ -1,6 +1,7 @@
 """Scoring: every planned item has its scores, failures count as the worst case, controls look like served arms."""
 
 import json
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from assay import store
 from assay.config import TextGates
 from assay.score import score
+from assay.scoring.rows import Files
+from assay.tokens import ID_COLUMNS, split_ids
 
 EOS, BOS = 1, 0
 WORDS = {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "c": 4, "d": 5}
@@ -78,7 +81,8 @@ class Toy:
 
     def __init__(self, path):
         self.path = path
-        self.items, self.files = [], {}
+        self.items = []
+        self.responses, self.judged = ({"outputs": {}, "reference": {}} for _ in range(2))
 
     def plan_item(self, item_id, expected=None, temperature=0, max_tokens=4):
         request = {"prompt": item_id, "max_tokens": max_tokens, "temperature": temperature}
@@ -87,10 +91,10 @@ class Toy:
     def arm(self, name, responses, judged):
         folder = "outputs" if name.startswith("served") else "reference"
         options = PLAN if name.startswith("served") else {"eos_ids": [EOS], "bos_id": BOS}
-        pair = (self.path / folder / f"{name}.parquet", self.path / f"judged-{folder}" / f"{name}.parquet")
-        for file, kind, rows in zip(pair, ("responses", "tokens"), (responses, judged), strict=True):
-            store.write_table(file, kind, store.table_from_rows(kind, rows), {"options": options})
-        self.files[name] = pair
+        path = self.path / folder / f"{name}.parquet"
+        store.write_table(path, "responses", store.table_from_rows("responses", responses), {"options": options})
+        self.responses[folder][name] = path
+        self.judged[folder][name] = judged
 
     def same(self, name, margins=None):
         """An arm that answers like the judge."""
@@ -105,6 +109,13 @@ class Toy:
             )
         self.arm(name, rows, judged)
 
+    def files(self, folder):
+        """Responses of each arm, and the judged tokens of all of them."""
+        path = self.path / f"judged-{folder}.parquet"
+        rows = chain.from_iterable(self.judged[folder].values())
+        store.write_table(path, "tokens", store.table_from_rows("tokens", rows), {"options": {}})
+        return Files([*self.responses[folder].values()], [path])
+
     def score(self):
         set_path = self.path / "set.parquet"
         write_locked_set(set_path, self.items)
@@ -113,9 +124,7 @@ class Toy:
         tokenizer.add_special_tokens(["<s>", "</s>"])
         tokenizer.save(str(self.path / "tokenizer.json"))
         scores, floor = self.path / "scores.parquet", self.path / "floor.parquet"
-        served = [self.files[name] for name in self.files if name.startswith("served")]
-        references = [self.files[name] for name in self.files if not name.startswith("served")]
-        score([set_path], served, references, self.path, OPTIONS, scores, floor)
+        score([set_path], self.files("outputs"), self.files("reference"), self.path, OPTIONS, scores, floor)
         rows = store.read_rows(scores, "scores")
         keyed = {(row["arm"], row["item_id"], row["metric"]): row for row in rows}
         assert len(keyed) == len(rows), "a score was written twice"
@@ -395,3 +404,12 @@ def test_an_answer_without_content_still_shows_that_its_prompt_was_another(toy):
     assert scores["served_0_alone", "y", "prompt_equal"]["value"] == 0
     assert scores["served_0_alone", "z", "prompt_equal"]["value"] == 1
     assert scores["served_0_alone", "y", "answered"]["value"] == 0
+
+
+@pytest.mark.parametrize("lossy", [True, False])
+def test_the_ids_of_each_arm_are_read_apart_and_an_arm_without_tokens_has_none(lossy):
+    rows = [*tokens("x", "judge", [2, 3], [0, 0]), *tokens("y", "judge", [4], [0])]
+    table = store.table_from_rows("tokens", rows + tokens("x", "float32-batch", [5], [0])).select(ID_COLUMNS)
+    arms = ("judge", "float32-batch", "float32-attention")
+    found = [{key: ids.tolist() for key, ids in split_ids(table, arm, lossy).items()} for arm in arms]
+    assert found == [{"x": [2, 3], "y": [4]}, {"x": [5]}, {}]

@@ -117,3 +117,15 @@ def test_speech_and_transcriptions_come_back_as_they_were_served(tmp_path):
     full, plain = store.read_rows(path, "responses", list(said))
     assert full == said
     assert plain == dict.fromkeys(said)
+
+
+def test_tables_are_merged_item_by_item_a_few_rows_of_each_at_a_time(tmp_path):
+    for name, keys in (("one", "abd"), ("two", "acd"), ("none", "")):
+        rows = [
+            {"item_id": key, "set_id": "s", "arm": name, "status": "ok", "evidence": "E1", "attempts": 1}
+            for key in keys
+        ]
+        store.write_table(tmp_path / name, "responses", store.table_from_rows("responses", rows), {})
+    paths = [tmp_path / name for name in ("one", "two", "none")]
+    merged = [(row["item_id"], row["arm"]) for row in store.merge_rows(paths, "responses", ["item_id", "arm"], 2)]
+    assert merged == [("a", "one"), ("a", "two"), ("b", "one"), ("c", "two"), ("d", "one"), ("d", "two")]

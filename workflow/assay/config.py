@@ -966,6 +966,12 @@ def deployment_of(name: str, entry: ConfigEntry) -> str | None:
     return name if entry.deployment else None
 
 
+def floor_arms(floor: str) -> list[str]:
+    """Names of the arms (DTYPE-CHANGE) of the floor called `floor` (DTYPE-CHANGE-CHANGE...)."""
+    dtype, *changes = floor.split("-")
+    return [f"{dtype}-{change}" for change in changes]
+
+
 class Config(Strict):
     """Everything under `config/`, checked."""
 
@@ -1102,10 +1108,10 @@ class Resolved(Strict):
         return entry.sets or family.sets[entry.tier]
 
     @property
-    def floor_arms(self) -> list[str]:
-        """Names of the floor arms at the config's own dtype."""
+    def floor(self) -> str:
+        """Name of the config's floor: its own dtype and the changes of its tier."""
         entry, family, _ = self.served
-        return [f"{entry.dtype}-{change}" for change in family.reference.floor[entry.tier]]
+        return "-".join([entry.dtype, *family.reference.floor[entry.tier]])
 
     @property
     def gates(self) -> AnyGates:

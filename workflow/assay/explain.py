@@ -168,14 +168,13 @@ def _worst(verdict: Verdict, run: Run, count: int) -> Iterator[Panel]:
     """The worst items of a run, as its modality shows them."""
     if not verdict.gates:
         return
-    outputs = {arm: run.served(arm, "outputs") for entry in verdict.instances for arm in entry.arms}
+    outputs = {arm: run.outputs(arm) for entry in verdict.instances for arm in entry.arms}
     plan = run.plan(next(iter(outputs)))
     if verdict.config.modality == "asr":
         transcripts = worst_transcripts(run.results.parent, run.scores, outputs, plan, verdict.options, count)
         yield from map(transcript_panel, transcripts)
     elif verdict.config.modality == "tts":
-        judged = {arm: run.served(arm, "judged") for arm in outputs}
-        yield from map(speech_panel, worst_spoken(verdict, plan, run.results, judged, count))
+        yield from map(speech_panel, worst_spoken(verdict, plan, run, count))
     else:
         yield from map(_divergence, worst_divergences(verdict, run, count))
 
@@ -199,8 +198,8 @@ def worst_divergences(verdict: Verdict, run: Run, count: int) -> Iterator[Diverg
 
 
 def _read_divergence(run: Run, plan: dict[str, Any], item_id: str, arm: str, pos: int) -> Divergence:
-    tokens = token_rows([run.served(arm, "judged")], {item_id: arm})[item_id]
-    response = response_rows([run.served(arm, "outputs")], {item_id: arm})[item_id]
+    tokens = token_rows([run.judged], {item_id: arm})[item_id]
+    response = response_rows([run.outputs(arm)], {item_id: arm})[item_id]
     tokenizer = run.tokenizer(plan)
     ids = [row["token_id"] for row in tokens]
     at = tokens[pos]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from assay import store
 from assay.records import JUDGE, SERVED, Status
-from assay.samples.lock import load_set
+from assay.run import Run
 from assay.verdicts.model import Verdict
 
 Row = Mapping[str, Any]
@@ -33,15 +33,13 @@ class Spoken:
     reference: Row | None
 
 
-def worst_spoken(
-    verdict: Verdict, plan: Mapping[str, Any], results: Path, judged: Mapping[str, Path], count: int
-) -> Iterator[Spoken]:
+def worst_spoken(verdict: Verdict, plan: Mapping[str, Any], run: Run, count: int) -> Iterator[Spoken]:
     """The answers that gates which do not pass name, those of failing ones first, one pass of each item.
 
     Args:
         plan: the serve plan of the run.
-        results: folder of its results.
-        judged: served arm -> its transcripts.
+        run: its files.
+        count: how many.
     """
     order = list(Status)
     named: dict[str, tuple[str, list[str]]] = {}
@@ -51,27 +49,25 @@ def worst_spoken(
             arm, gates = named.setdefault(worst.item_id, (gate.arm, []))
             if gate.arm == arm:
                 gates.append(gate.id)
-    texts = {row["item_id"]: row for name in plan["sets"] for row in load_set(_set(results, name))}
+    texts = {row["item_id"]: row["expected"] for row in run.items(plan)}
     for item, (arm, gates) in list(named.items())[:count]:
-        reference = results / "judged/reference" / plan["reference"]["model"] / texts[item]["set_id"]
         yield Spoken(
             item_id=item,
             arm=arm,
             gates=tuple(gates),
-            asked=texts[item]["expected"],
-            served=_row(judged[arm], item, arm),
-            reference=_row(reference / f"{JUDGE}.parquet", item, JUDGE),
+            asked=texts[item],
+            served=_row([run.judged], item, arm),
+            reference=_row(run.judged_reference(plan), item, JUDGE),
         )
 
 
-def _set(results: Path, name: str) -> Path:
-    return results.parent / "samplesets" / f"{name}.parquet"
-
-
-def _row(path: Path, item: str, arm: str) -> Row | None:
-    table = store.read_table(path, "transcripts")
-    rows = table.filter(pc.and_(pc.equal(table["item_id"], item), pc.equal(table["arm"], arm))).to_pylist()
-    return rows[0] if rows else None
+def _row(paths: Iterable[Path], item: str, arm: str) -> Row | None:
+    for path in paths:
+        table = store.read_table(path, "transcripts")
+        rows = table.filter(pc.and_(pc.equal(table["item_id"], item), pc.equal(table["arm"], arm))).to_pylist()
+        if rows:
+            return rows[0]
+    return None
 
 
 def panel(spoken: Spoken) -> Panel:

@@ -67,7 +67,7 @@ def _row(path: Path, faults: dict[str, Fault]) -> Row:
 def _others(run: Run, verdict: Verdict) -> tuple[int, list[Said]]:
     """Items and what other rules say of the last pass of instance 0: the one under load."""
     arm = verdict.instances[0].arms[-1]
-    plan = store.read_provenance(run.served(arm, "outputs"))["options"]
+    plan = run.plan(arm)
     if verdict.config.modality == "text":
         pairs = list(_pairs(run, arm, plan))
         return len(pairs), text_rules(pairs)
@@ -84,11 +84,14 @@ def _both(
     run: Run, arm: str, plan: dict[str, Any], table: str, columns: list[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of a served arm and of the judge."""
-    outputs, references = ("outputs", "reference") if table == "responses" else ("judged", "judged/reference")
-    folder = run.results / references / plan["reference"]["model"]
-    files = [(run.served(arm, outputs), arm), *((folder / name / f"{JUDGE}.parquet", JUDGE) for name in plan["sets"])]
-    rows = [[row for row in store.read_rows(path, table, columns) if row["arm"] == name] for path, name in files]
-    return rows[0], [row for part in rows[1:] for row in part]
+    responses = table == "responses"
+    served = [run.outputs(arm)] if responses else [run.judged]
+    reference = run.reference(plan) if responses else run.judged_reference(plan)
+    return _of_arm(served, arm, table, columns), _of_arm(reference, JUDGE, table, columns)
+
+
+def _of_arm(paths: Iterable[Path], arm: str, table: str, columns: list[str]) -> list[dict[str, Any]]:
+    return [row for path in paths for row in store.read_rows(path, table, columns) if row["arm"] == arm]
 
 
 def _pairs(run: Run, arm: str, plan: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

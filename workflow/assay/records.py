@@ -222,7 +222,7 @@ TRANSCRIPTS = pa.schema(
         pa.field("has_speech", pa.bool_()),
         pa.field("text", pa.large_string()),
         pa.field("no_speech_prob", pa.float64()),
-        # With times [s] in the judge's own table; else empty
+        # With times [s] in the judge's own rows; else empty
         pa.field("words", pa.list_(pa.struct([("text", pa.string()), ("start", pa.float64()), ("end", pa.float64())]))),
     ]
 )

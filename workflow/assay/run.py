@@ -53,18 +53,29 @@ class Run:
     def floor(self) -> Path:
         return self.results / "floors" / f"{self.config}.parquet"
 
-    def served(self, arm: str, folder: str) -> Path:
-        """The outputs or judged tokens of a served arm (`served_<instance>_<pass>`)."""
-        return self.results / folder / self.config / f"{arm.split('_')[1]}.parquet"
+    @property
+    def judged(self) -> Path:
+        """What was judged of all served arms."""
+        return self.results / "judged" / f"{self.config}.parquet"
+
+    def outputs(self, arm: str) -> Path:
+        """The responses of a served arm (`served_<instance>_<pass>`), among those of its instance."""
+        return self.results / "outputs" / self.config / f"{arm.split('_')[1]}.parquet"
 
     def plan(self, arm: str) -> dict[str, Any]:
         """The serve plan, as the outputs of a served arm recorded it."""
-        plan: dict[str, Any] = store.read_provenance(self.served(arm, "outputs"))["options"]
+        plan: dict[str, Any] = store.read_provenance(self.outputs(arm))["options"]
         return plan
 
-    def reference(self, plan: Mapping[str, Any], folder: str) -> list[Path]:
-        """What the judge itself answered (`reference`), or its judged tokens (`judged/reference`), one a set."""
-        return [self.results / folder / plan["reference"]["model"] / name / f"{JUDGE}.parquet" for name in plan["sets"]]
+    def reference(self, plan: Mapping[str, Any]) -> list[Path]:
+        """What the judge itself answered, one file a set."""
+        folder = self.results / "reference" / plan["reference"]["model"]
+        return [folder / name / f"{JUDGE}.parquet" for name in plan["sets"]]
+
+    def judged_reference(self, plan: Mapping[str, Any]) -> list[Path]:
+        """What was judged of the judge's own answers and of the floor arms', one file a set."""
+        folder = self.results / "judged/reference" / plan["reference"]["model"]
+        return [folder / name / f"{plan['reference']['floor']}.parquet" for name in plan["sets"]]
 
     def items(self, plan: Mapping[str, Any]) -> Iterator[Row]:
         """The planned items, with `request` as an object."""

@@ -33,11 +33,11 @@ def score(
 
     Args:
         items_paths: `items` tables of the sample sets.
-        served: (responses, judged) of each server instance, instance 0 first.
-        references: (responses, judged) of each sample set and reference arm.
+        served: what each server instance answered, and what was judged of it.
+        references: what the reference answered, by sample set and arm, and what was judged of it.
         model_dir: the model that judged.
         options: scoring options, those of the modality's gates.
         scores_path, floor_path: Parquet files to write.
     """
-    modality = store.run_options([responses for responses, _ in served])["modality"]
+    modality = store.run_options(served.responses)["modality"]
     SCORERS[modality](items_paths, served, references, model_dir, options, scores_path, floor_path)

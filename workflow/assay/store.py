@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,11 @@ def iter_rows(path: str | Path, name: str, columns: list[str], size: int) -> Ite
     with _open(path, name) as file:
         for batch in file.iter_batches(size, columns=columns):
             yield from batch.to_pylist()
+
+
+def merge_rows(paths: Iterable[str | Path], name: str, columns: list[str], size: int) -> Iterator[dict[str, Any]]:
+    """Rows of several tables of schema `name`, each sorted by item, as those of one; `size` as in `iter_rows`."""
+    return heapq.merge(*(iter_rows(path, name, columns, size) for path in paths), key=itemgetter("item_id"))
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class TokenBlock:
         return np.arange(len(self.token_id)) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
 
 
+ID_COLUMNS = ["item_id", "arm", "path", "token_id"]
 _SCALARS = ("token_id", "lp_judge", "lp_judge_max", "entropy", "variance", "lp_asked", "in_support")
 _JUDGE_LISTS = ("judge_top_ids", "judge_top_lp")
 _SERVED_LISTS = ("served_top_lp", "served_top_lp_judge")
@@ -71,25 +72,39 @@ def split_blocks(table: pa.Table, arm: str, lossy: bool) -> list[TokenBlock]:
         arm: the arm wanted.
         lossy: whether the path through text is wanted where there is one. Otherwise only ids as sampled count.
     """
-    table = table.filter(pc.equal(table["arm"], arm))
-    item, path = (np.asarray(table[name].cast(pa.string()), dtype=object) for name in ("item_id", "path"))
+    table, item = _of_arm(table, arm, lossy)
     if not len(item):
         return []
+    width = _widths(table["served_top_lp"])
+    starts = _starts(item)
+    # A server may report fewer alternatives for some item; rectangles need one width a block.
+    changes = np.flatnonzero(width[starts][1:] != width[starts][:-1]) + 1
+    bounds = [0, *starts[changes], len(item)]
+    return [_block(table.slice(low, high - low), item[low:high]) for low, high in itertools.pairwise(bounds)]
+
+
+def split_ids(table: pa.Table, arm: str, lossy: bool) -> dict[str, np.ndarray]:
+    """Item -> ids of its tokens in one arm; arguments as above, but that `ID_COLUMNS` are enough."""
+    table, item = _of_arm(table, arm, lossy)
+    starts = _starts(item)
+    return dict(zip(item[starts].tolist(), np.split(table["token_id"].to_numpy(), starts)[1:], strict=True))
+
+
+def _of_arm(table: pa.Table, arm: str, lossy: bool) -> tuple[pa.Table, np.ndarray]:
+    """Rows of one arm along one path, and their items."""
+    table = table.filter(pc.equal(table["arm"], arm))
+    item, path = (np.asarray(table[name].cast(pa.string()), dtype=object) for name in ("item_id", "path"))
     if lossy:
         has_text = np.isin(item, np.unique(item[path == "text"]))
         wanted = (path == "text") | ~has_text
     else:
         wanted = path == "ids"
-    if not wanted.all():
-        table, item = table.filter(pa.array(wanted)), item[wanted]
-    if not len(item):
-        return []
-    width = _widths(table["served_top_lp"])
-    starts = np.flatnonzero(np.concatenate([[True], item[1:] != item[:-1]]))
-    # A server may report fewer alternatives for some item; rectangles need one width a block.
-    changes = np.flatnonzero(width[starts][1:] != width[starts][:-1]) + 1
-    bounds = [0, *starts[changes], len(item)]
-    return [_block(table.slice(low, high - low), item[low:high]) for low, high in itertools.pairwise(bounds)]
+    return (table, item) if wanted.all() else (table.filter(pa.array(wanted)), item[wanted])
+
+
+def _starts(item: np.ndarray) -> np.ndarray:
+    """Where each item begins."""
+    return np.flatnonzero(np.concatenate([[True], item[1:] != item[:-1]])[: len(item)])
 
 
 def _widths(column: pa.ChunkedArray) -> np.ndarray:
@@ -97,7 +112,7 @@ def _widths(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _block(table: pa.Table, item: np.ndarray) -> TokenBlock:
-    starts = np.flatnonzero(np.concatenate([[True], item[1:] != item[:-1]]))
+    starts = _starts(item)
     scalars = {name: table[name].to_numpy() for name in _SCALARS}
     lp_served = None if table["lp_served"].null_count else table["lp_served"].to_numpy()
     return TokenBlock(

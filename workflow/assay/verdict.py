@@ -25,11 +25,11 @@ from assay.verdicts.verify import verify as verify_verdict
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files that a verdict is decided from; lists have one entry a server instance."""
+    """The files that a verdict is decided from; all lists but that of the sets have one entry a server instance."""
 
     sets: list[Path]
     responses: list[Path]
-    tokens: list[Path]
+    tokens: Path
     identities: list[Path]
     cleanups: list[Path]
     facts: list[Path]
@@ -50,7 +50,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
     inputs = [
         *files.sets,
         *files.responses,
-        *files.tokens,
+        files.tokens,
         *files.identities,
         *files.cleanups,
         *files.facts,
@@ -61,7 +61,7 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
     scored = store.read_provenance(files.scores)["options"]  # the run's own, and what words were normalised by
     gates = parse(suite.options, dict(options), "gate options")
     facts = RunFacts(
-        config=_config_info(plan, store.read_provenance(files.tokens[0])["options"]),
+        config=_config_info(plan, store.read_provenance(files.tokens)["options"]),
         dtype=plan["dtype"],
         instances=tuple(
             Instance.measured(store.read_json(identity), store.read_json(cleanup), store.read_json(log), arms)
@@ -77,11 +77,9 @@ def decide_run(files: RunFiles, options: Mapping[str, Any]) -> Verdict:
             for row in rows
             if row["status"] != ResponseStatus.OK
         }
-        | {key: why for path in files.tokens for key, why in suite.unread(path).items()},
+        | suite.unread(files.tokens),
         retried=sum(row["status"] == ResponseStatus.OK and row["attempts"] > 1 for row in rows),
-        determinism=_determinism(
-            plan, rows, {key: sha for path in files.tokens for key, sha in suite.content(path).items()}
-        ),
+        determinism=_determinism(plan, rows, suite.content(files.tokens)),
     )
     return judge_run(
         read_scores(files.scores, items),

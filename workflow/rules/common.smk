@@ -14,6 +14,7 @@ from assay.engines.plan import LIBRARY, ServePlan, python_of, recorded_plan, ser
 from assay.errors import AssayError
 from assay.fingerprint import command_fingerprint, fingerprint
 from assay.provenance import LIBRARIES, versions
+from assay.records import JUDGE
 from assay.samples.recipe import read_recipe
 
 gc.set_threshold(50_000)  # nothing of a growing plan is garbage: looking for some takes a quarter of building it
@@ -100,18 +101,24 @@ def planned_sets(wildcards):
     return [] if plan(wildcards)["unsupported"] else sets_of(wildcards)
 
 
-def reference_files(folder):
-    """Input function: one file per sample set and reference arm of a config."""
+def reference_responses(wildcards):
+    """What the reference of a config answered, by sample set and reference arm."""
+    chosen = plan(wildcards)
+    folder = f"results/reference/{chosen['reference']['model']}"
+    return [f"{folder}/{name}/{arm}.parquet" for name in chosen["sets"] for arm in chosen["reference"]["arms"]]
 
-    def files(wildcards):
-        chosen = plan(wildcards)
-        return [
-            f"{folder}/{chosen['reference']['model']}/{name}/{arm}.parquet"
-            for name in chosen["sets"]
-            for arm in chosen["reference"]["arms"]
-        ]
 
-    return files
+def reference_judged(wildcards):
+    """What was judged of the reference of a config, by sample set."""
+    chosen = plan(wildcards)
+    folder = f"results/judged/reference/{chosen['reference']['model']}"
+    return [f"{folder}/{name}/{chosen['reference']['floor']}.parquet" for name in chosen["sets"]]
+
+
+def floor_responses(wildcards):
+    """What the judge and the arms of a floor answered to a sample set."""
+    folder = f"results/reference/{wildcards.model}/{wildcards.set}"
+    return [f"{folder}/{arm}.parquet" for arm in (JUDGE, *assay_config.floor_arms(wildcards.floor))]
 
 
 def instance_files(folder, suffix):
@@ -259,7 +266,7 @@ def verdict_inputs(wildcards):
         "scores": f"results/scores/{wildcards.config}.parquet",
         "floor": f"results/floors/{wildcards.config}.parquet",
         "responses": instance_files("results/outputs", ".parquet")(wildcards),
-        "tokens": instance_files("results/judged", ".parquet")(wildcards),
+        "tokens": f"results/judged/{wildcards.config}.parquet",
         "identities": instance_files("results/outputs", ".identity.json")(wildcards),
         "cleanups": instance_files("results/outputs", ".cleanup.json")(wildcards),
         "facts": instance_files("results/facts", ".json")(wildcards),
@@ -275,9 +282,9 @@ def report_inputs(wildcards):
         "scores": f"results/scores/{wildcards.config}.parquet",
         "floor": f"results/floors/{wildcards.config}.parquet",
         "responses": instance_files("results/outputs", ".parquet")(wildcards),
-        "tokens": instance_files("results/judged", ".parquet")(wildcards),
-        "reference_responses": reference_files("results/reference")(wildcards),
-        "reference_tokens": reference_files("results/judged/reference")(wildcards),
+        "tokens": f"results/judged/{wildcards.config}.parquet",
+        "reference_responses": reference_responses(wildcards),
+        "reference_tokens": reference_judged(wildcards),
         "sets": sets_of(wildcards),
         "model": judge_manifest(wildcards),
     }

@@ -2,14 +2,14 @@ rule judge:
     input:
         model=judge_manifest,
         sets=sets_of,
-        responses="results/outputs/{config}/{instance}.parquet",
+        responses=instance_files("results/outputs", ".parquet"),
     output:
-        tokens="results/judged/{config}/{instance}.parquet",
+        tokens="results/judged/{config}.parquet",
     log:
-        "logs/judge/{config}/{instance}.log",
-        devices="logs/judge/{config}/{instance}.devices.jsonl",
+        "logs/judge/{config}.log",
+        devices="logs/judge/{config}.devices.jsonl",
     benchmark:
-        "benchmarks/judge/{config}/{instance}.tsv"
+        "benchmarks/judge/{config}.tsv"
     threads: CONFIG.site.threads
     resources:
         **SLURM,
@@ -31,14 +31,14 @@ rule judge_reference:
     input:
         model=judge_manifest_of_model,
         sets="samplesets/{set}.parquet",
-        responses="results/reference/{model}/{set}/{arm}.parquet",
+        responses=floor_responses,
     output:
-        tokens="results/judged/reference/{model}/{set}/{arm}.parquet",
+        tokens="results/judged/reference/{model}/{set}/{floor}.parquet",
     log:
-        "logs/judge_reference/{model}/{set}/{arm}.log",
-        devices="logs/judge_reference/{model}/{set}/{arm}.devices.jsonl",
+        "logs/judge_reference/{model}/{set}/{floor}.log",
+        devices="logs/judge_reference/{model}/{set}/{floor}.devices.jsonl",
     benchmark:
-        "benchmarks/judge_reference/{model}/{set}/{arm}.tsv"
+        "benchmarks/judge_reference/{model}/{set}/{floor}.tsv"
     threads: CONFIG.site.threads
     resources:
         **SLURM,

@@ -3,9 +3,9 @@ rule score:
         model=judge_manifest,
         sets=sets_of,
         responses=instance_files("results/outputs", ".parquet"),
-        tokens=instance_files("results/judged", ".parquet"),
-        reference_responses=reference_files("results/reference"),
-        reference_tokens=reference_files("results/judged/reference"),
+        tokens="results/judged/{config}.parquet",
+        reference_responses=reference_responses,
+        reference_tokens=reference_judged,
     output:
         scores="results/scores/{config}.parquet",
         floor="results/floors/{config}.parquet",

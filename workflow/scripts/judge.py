@@ -1,4 +1,4 @@
-"""Judge one responses table."""
+"""Judge the responses of one config, or of one floor."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def work() -> None:
         Path(snakemake.input.model).parent,
         snakemake.params.dtype,
         [Path(file) for file in ([sets] if isinstance(sets, str) else sets)],
-        Path(snakemake.input.responses),
+        [Path(file) for file in snakemake.input.responses],
         Path(snakemake.output.tokens),
         snakemake.params.devices["gpus"],
     )

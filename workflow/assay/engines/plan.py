@@ -29,6 +29,7 @@ from assay.config import (
     OpenAISpec,
     Process,
     Resolved,
+    floor_arms,
     lookup,
 )
 from assay.devices.masks import without_masks
@@ -212,7 +213,8 @@ def serve_plan(config: Config, name: str) -> ServePlan:
                 "directory": f"{RESOURCES}/{family.reference_model}",
                 "judge": family.judge_model,
                 "dtype": family.reference.dtype,
-                "arms": [JUDGE, *resolved.floor_arms],
+                "floor": resolved.floor,
+                "arms": [JUDGE, *floor_arms(resolved.floor)],
             },
             "limits": {"start_limit_s": arm.start_limit_s, "stop_grace_s": arm.stop_grace_s},
         }

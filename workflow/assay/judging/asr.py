@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from assay import store
-from assay.judging.rows import token_rows
+from assay.judging.rows import BATCH, token_rows, write_by_item
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import JUDGE, SERVED, Evidence, ResponseStatus
@@ -21,7 +23,8 @@ from assay.references.whisper_tokens import Window
 from assay.samples.lock import load_set
 from assay.sources.manifest import MANIFEST, verify_weights
 
-ITEMS_PER_ROW_GROUP = 64
+ITEM_ID = itemgetter("item_id")
+COLUMNS = ["item_id", "set_id", "arm", "status", "evidence", "text", "token_ids", "token_logprobs", "segments"]
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class Said:
 
 
 def judge(
-    model_dir: Path, dtype: str, items_paths: list[Path], responses_path: Path, output: Path, gpus: int = 0
+    model_dir: Path, dtype: str, items_paths: list[Path], responses_paths: list[Path], output: Path, gpus: int = 0
 ) -> None:
-    """Teacher-force every transcript of a `responses` table and write a `tokens` table.
+    """Teacher-force every transcript of some `responses` tables, equal ones once, and write a `tokens` table.
 
     Transcripts without usable tokens get no rows: failed and empty ones, tokens that lie in no window of the audio, and
     text that does not survive encoding and decoding or that is longer than one window.
@@ -44,32 +47,30 @@ def judge(
         model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
         dtype: precision of the judge.
         items_paths: `items` tables of the sample sets the responses answer.
-        responses_path: `responses` table of a server instance or of a reference arm.
+        responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
         output: Parquet file to write; one row group per 64 items.
         gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
     weights_sha256 = verify_weights(model_dir)
     items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
     model = Whisper(model_dir, arm_settings(JUDGE, dtype), gpus)
-    by_item: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in store.read_rows(responses_path, "responses"):
-        by_item[row["item_id"]].append(row)
     options = {"settings": asdict(model.settings), "weights_sha256": weights_sha256}
-    inputs = [model_dir / MANIFEST, *items_paths, responses_path]
+    inputs = [model_dir / MANIFEST, *items_paths, *responses_paths]
     with (
         store.table_writer(output, "tokens", provenance("judge", inputs, options)) as writer,
-        progress("items judged", len(by_item)) as advance,
+        progress("items judged", len(items)) as advance,
     ):
-        pending: list[dict[str, Any]] = []
-        for number, (item_id, responses) in enumerate(sorted(by_item.items()), 1):
-            pending += _judge_item(model, Heard(model, clip_of(items[item_id])), responses)
-            if number % ITEMS_PER_ROW_GROUP == 0 or number == len(by_item):
-                writer.write(store.table_from_rows("tokens", pending))
-                pending = []
-            advance()
+
+        def judged() -> Iterator[list[dict[str, Any]]]:
+            answers = store.merge_rows(responses_paths, "responses", COLUMNS, BATCH)
+            for item_id, responses in groupby(answers, ITEM_ID):
+                yield _judge_item(model, Heard(model, clip_of(items[item_id])), responses)
+                advance()
+
+        write_by_item(writer, "tokens", judged())
 
 
-def _judge_item(model: Whisper, heard: Heard, responses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _judge_item(model: Whisper, heard: Heard, responses: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of all answers to one item; what several answers share is forced once."""
     language = heard.clip.language or model.language(heard)
     known: dict[Said, tuple[list[int], Forced]] = {}

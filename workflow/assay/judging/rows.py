@@ -1,12 +1,26 @@
-"""Rows of the `tokens` table: what every modality that is judged by teacher forcing shares."""
+"""Judged tables, item by item, and the rows of `tokens`, which every modality that is judged by teacher forcing has."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from assay import store
 from assay.references.forcing import Forced
+
+BATCH = 16  # responses of each table read at a time, audio and all
+ITEMS_PER_ROW_GROUP = 64
+
+
+def write_by_item(writer: store.TableWriter, name: str, judged: Iterable[Iterable[dict[str, Any]]]) -> None:
+    """Write what was judged of each item, of all its arms, to a table of schema `name`, a row group for 64 items."""
+    tables = (store.table_from_rows(name, rows) for rows in judged)
+    while group := list(islice(tables, ITEMS_PER_ROW_GROUP)):
+        writer.write(pa.concat_tables(group).unify_dictionaries())
 
 
 def token_rows(

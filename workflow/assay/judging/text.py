@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from assay import store
-from assay.judging.rows import token_rows
+from assay.judging.rows import BATCH, token_rows, write_by_item
 from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import JUDGE, SERVED, Evidence, ResponseStatus
@@ -21,7 +24,11 @@ from assay.references.forcing import Forced
 from assay.samples.lock import load_set
 from assay.sources.manifest import MANIFEST, verify_weights
 
-ITEMS_PER_ROW_GROUP = 64
+ITEM_ID = itemgetter("item_id")
+COLUMNS = [
+    *("item_id", "arm", "status", "finish_reason", "evidence", "text"),
+    *("token_ids", "token_logprobs", "top_token_ids", "top_logprobs"),
+]
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,9 @@ class Sequence:
 
 
 def judge(
-    model_dir: Path, dtype: str, items_paths: list[Path], responses_path: Path, output: Path, gpus: int = 0
+    model_dir: Path, dtype: str, items_paths: list[Path], responses_paths: list[Path], output: Path, gpus: int = 0
 ) -> None:
-    """Teacher-force every served sequence of a `responses` table and write a `tokens` table.
+    """Teacher-force every served sequence of some `responses` tables, equal ones once, and write a `tokens` table.
 
     Responses without usable tokens get no rows: failed ones, ids outside the vocabulary, and text that does not survive
     encoding and decoding.
@@ -48,7 +55,7 @@ def judge(
         model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
         dtype: precision of the judge.
         items_paths: `items` tables of the sample sets the responses answer.
-        responses_path: `responses` table of a server instance or of a reference arm.
+        responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
         output: Parquet file to write; one row group per 64 items.
         gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
@@ -56,26 +63,25 @@ def judge(
     items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
     model = CausalLM(model_dir, arm_settings(JUDGE, dtype), gpus)
     special = np.array(sorted(model.tokenizer.all_special_ids))
-    by_item: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in store.read_rows(responses_path, "responses"):
-        by_item[row["item_id"]].append(row)
     manifest = model_dir / MANIFEST
     options = {"settings": asdict(model.settings), "weights_sha256": weights_sha256}
-    inputs = [manifest, *items_paths, responses_path]
+    inputs = [manifest, *items_paths, *responses_paths]
     with (
         store.table_writer(output, "tokens", provenance("judge", inputs, options)) as writer,
-        progress("items judged", len(by_item)) as advance,
+        progress("items judged", len(items)) as advance,
     ):
-        pending: list[dict[str, Any]] = []
-        for number, (item_id, responses) in enumerate(sorted(by_item.items()), 1):
-            prompt = model.prompt(item_id, json.loads(items[item_id]["request"]))
-            sequences = [sequence for row in responses for sequence in sequences_of(row, model)]
-            for sequence, forced in _force(model, prompt, sequences):
-                pending += _rows(item_id, responses[0]["set_id"], sequence, forced, special)
-            if number % ITEMS_PER_ROW_GROUP == 0 or number == len(by_item):
-                writer.write(store.table_from_rows("tokens", pending))
-                pending = []
-            advance()
+
+        def judged() -> Iterator[list[dict[str, Any]]]:
+            answers = store.merge_rows(responses_paths, "responses", COLUMNS, BATCH)
+            for item_id, responses in groupby(answers, ITEM_ID):
+                prompt = model.prompt(item_id, json.loads(items[item_id]["request"]))
+                sequences = [sequence for row in responses for sequence in sequences_of(row, model)]
+                set_id = items[item_id]["set_id"]
+                forced = _force(model, prompt, sequences)
+                yield [row for pair in forced for row in _rows(item_id, set_id, *pair, special)]
+                advance()
+
+        write_by_item(writer, "tokens", judged())
 
 
 def sequences_of(row: dict[str, Any], model: CausalLM) -> list[Sequence]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 
 from assay import store
 from assay.errors import MediaError
+from assay.judging.rows import BATCH, write_by_item
 from assay.media.audio import Audio, Pcm, chunk_starts, count_headers, decode_named
 from assay.media.served import Body, body_of, raw_samples
 from assay.metrics import audio as metrics
@@ -29,8 +30,6 @@ from assay.references.whisper import Whisper, listenable
 from assay.sources.manifest import MANIFEST, verify_weights
 from assay.verdicts.tts.planted import CONTROLS, SpeechControl, Take, Word
 
-ITEMS_PER_ROW_GROUP = 64
-BATCH = 16  # responses read at a time, audio and all
 COLUMNS = ["item_id", "set_id", "arm", "status", "error", "audio", "chunk_bytes"]
 LANGUAGE = "en"  # of the texts
 
@@ -42,28 +41,34 @@ class Heard:
     """What a recogniser heard in one audio."""
 
     text: str
-    words: tuple[Word, ...] = ()
+    words: tuple[Word, ...] | None = None  # where their times were asked for
     no_speech_prob: float | None = None  # of the window where it is highest
 
 
-Listen = Callable[[metrics.Samples, int], Heard]  # samples [channels, samples], rate [Hz]
+Listen = Callable[[metrics.Samples, int, bool], Heard]  # samples [channels, samples], rate [Hz], times of words asked
 
 
 @dataclass
 class Listener:
-    """Measures audio and listens to it, each distinct one once: a deterministic model is heard once for all passes."""
+    """Measures audio and listens to it, each distinct one once: a deterministic model is heard once for all arms."""
 
     hear: Listen
     pcm: Pcm | None = None  # what raw samples are
     _measured: dict[str, Row] = field(default_factory=dict)
-    _heard: dict[str, Row] = field(default_factory=dict)
+    _heard: dict[str, Heard] = field(default_factory=dict)
 
     def decode(self, body: Body) -> Audio:
         """The samples of a body; raises `MediaError`."""
         return decode_named(body.content, body.name, self.pcm)
 
-    def examine(self, body: Body, listen: bool = True) -> Row:
-        """Columns of a `transcripts` row that tell of a body; bytes that cannot be decoded give the reason."""
+    def examine(self, body: Body, listen: bool = True, timed: bool = False) -> Row:
+        """Columns of a `transcripts` row that tell of a body; bytes that cannot be decoded give the reason.
+
+        Args:
+            body: bytes of an audio file.
+            listen: whether what is said matters.
+            timed: whether the times of the words do.
+        """
         found: Row = {"format": Path(body.name).suffix.lstrip("."), "headers": count_headers(body.content)}
         try:
             audio = self.decode(body)
@@ -74,18 +79,19 @@ class Listener:
             self._measured[digest] = _measured(audio)
         found |= _declared(audio) | {"pcm_sha256": digest} | self._measured[digest]
         if listen:
-            if digest not in self._heard:
-                self._heard[digest] = self._listen(audio) if found["has_speech"] else _NOTHING
-            found |= self._heard[digest]
+            found |= self._listen(digest, audio, timed) if found["has_speech"] else {"text": "", "words": []}
         return found | _seams(body, audio)
 
-    def _listen(self, audio: Audio) -> Row:
-        heard = self.hear(audio.samples, audio.rate)
-        words = [{"text": word.text, "start": word.start_s, "end": word.end_s} for word in heard.words]
-        return {"text": heard.text, "words": words, "no_speech_prob": heard.no_speech_prob}
-
-
-_NOTHING: Row = {"text": "", "words": []}
+    def _listen(self, digest: str, audio: Audio, timed: bool) -> Row:
+        heard = self._heard.get(digest)
+        if heard is None or (timed and heard.words is None):
+            heard = self._heard[digest] = self.hear(audio.samples, audio.rate, timed)
+        words = (heard.words or ()) if timed else ()
+        return {
+            "text": heard.text,
+            "words": [{"text": word.text, "start": word.start_s, "end": word.end_s} for word in words],
+            "no_speech_prob": heard.no_speech_prob,
+        }
 
 
 def pcm_digest(audio: Audio) -> str:
@@ -146,43 +152,41 @@ def _seams(body: Body, audio: Audio) -> Row:
 
 
 def judge(
-    model_dir: Path, dtype: str, items_paths: list[Path], responses_path: Path, output: Path, gpus: int = 0
+    model_dir: Path, dtype: str, items_paths: list[Path], responses_paths: list[Path], output: Path, gpus: int = 0
 ) -> None:
-    """Examine every audio of a `responses` table and write a `transcripts` table.
+    """Examine every audio of some `responses` tables, equal ones once, and write a `transcripts` table.
 
     Args:
         model_dir: Whisper in transformers layout, checked against its source's manifest.
         dtype: its precision.
         items_paths: `items` tables of the sample sets the responses answer.
-        responses_path: `responses` table of a server instance or of a reference arm.
+        responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
         output: Parquet file to write.
         gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
     options = {"dtype": dtype, "language": LANGUAGE, "weights_sha256": verify_weights(model_dir)}
     whisper = Whisper(model_dir, arm_settings(JUDGE, dtype), gpus)
-    timed = responses_path.stem == JUDGE  # faults are planted by the times of words, which cost half as much again
 
-    def hear(samples: metrics.Samples, rate: int) -> Heard:
+    def hear(samples: metrics.Samples, rate: int, timed: bool) -> Heard:
         found = whisper.transcribe(listenable(samples, rate), LANGUAGE, with_words=timed)
         words = tuple(Word(word.text.strip(), word.start_s, word.end_s) for word in found.words or ())
-        return Heard(found.text, words, max(found.no_speech, default=None))
+        return Heard(found.text, words if timed else None, max(found.no_speech, default=None))
 
-    listener = Listener(hear, raw_samples(store.read_provenance(responses_path)["options"]))
-    origin = provenance("judge", [model_dir / MANIFEST, *items_paths, responses_path], options)
-    total = store.read_table(responses_path, "responses", ["item_id"]).num_rows
+    listener = Listener(hear, raw_samples(store.read_provenance(responses_paths[0])["options"]))
+    origin = provenance("judge", [model_dir / MANIFEST, *items_paths, *responses_paths], options)
+    total = sum(store.read_table(path, "responses", ["item_id"]).num_rows for path in responses_paths)
     with (
         store.table_writer(output, "transcripts", origin) as writer,
         progress("answers heard", total) as advance,
     ):
 
         def responses() -> Iterator[Row]:
-            for row in store.iter_rows(responses_path, "responses", COLUMNS, BATCH):
+            for row in store.merge_rows(responses_paths, "responses", COLUMNS, BATCH):
                 yield row
                 advance()
 
-        by_item = (list(rows) for _, rows in groupby(judge_rows(responses(), listener), itemgetter("item_id")))
-        while items := list(islice(by_item, ITEMS_PER_ROW_GROUP)):
-            writer.write(store.table_from_rows("transcripts", chain.from_iterable(items)))
+        judged = groupby(judge_rows(responses(), listener), itemgetter("item_id"))
+        write_by_item(writer, "transcripts", (rows for _, rows in judged))
 
 
 # --- a table of responses ----------------------------------------------------------------------------------------
@@ -192,15 +196,17 @@ def judge_rows(responses: Iterator[Row], listener: Listener) -> Iterator[Row]:
     """Rows of a `transcripts` table: one a response, and after each of the judge's own one for every planted fault.
 
     Args:
-        responses: rows of a `responses` table, sorted by item.
+        responses: rows of `responses` tables, sorted by item. The times of words, by which faults are planted and which
+            cost half as much again, are asked for in the judge's own answers alone.
     """
     before: Take | None = None
     for response in responses:
         key = {name: response[name] for name in ("item_id", "set_id", "arm")}
+        own = response["arm"] == JUDGE
         body = body_of(response)
-        row = key | (_unanswered(response) if body is None else listener.examine(body))
+        row = key | (_unanswered(response) if body is None else listener.examine(body, timed=own))
         yield row
-        if response["arm"] == JUDGE and body is not None and row.get("fault") is None:
+        if own and body is not None and row.get("fault") is None:
             take = take_of(response["item_id"], listener.decode(body), row["words"])
             yield from (key | {"arm": f"control_{it.name}"} | _planted(it, take, before, listener) for it in CONTROLS)
             before = take

@@ -48,10 +48,10 @@ def asr_items(case: Case) -> Listing:
     passes = _passes(case)
     shown = {key: worst_of(found).arm for key, found in passes.items()}
     judge = dict.fromkeys(planned, JUDGE)
-    responses = response_rows(case.files("outputs"), shown)
-    answers = response_rows(case.run.reference(case.plan, "reference"), judge)
-    tokens = token_rows(case.files("judged"), shown)
-    ideal = token_rows(case.run.reference(case.plan, "judged/reference"), judge)
+    responses = response_rows(case.outputs, shown)
+    answers = response_rows(case.run.reference(case.plan), judge)
+    tokens = token_rows([case.run.judged], shown)
+    ideal = token_rows(case.run.judged_reference(case.plan), judge)
     tokenizer = case.run.tokenizer(case.plan)
     options: Any = case.verdict.options
     words, room = normaliser(options.normaliser).call, Room()

@@ -95,9 +95,10 @@ class Case:
         coverage = self.verdict.coverage
         return {(entry.arm, entry.item_id): entry.reason for entry in (*coverage.failed, *coverage.missing)}
 
-    def files(self, folder: str) -> list[Path]:
-        """The outputs or judged tables of every pass."""
-        return [self.run.served(arm, folder) for arm in self.trials]
+    @property
+    def outputs(self) -> list[Path]:
+        """The responses of every pass."""
+        return [self.run.outputs(arm) for arm in self.trials]
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,10 @@ def tts_items(case: Case) -> Listing:
     passes = _passes(case)
     shown = {key: worst_of(found).arm for key, found in passes.items()}
     judge = dict.fromkeys(planned, JUDGE)
-    served = response_rows(case.files("outputs"), shown), transcript_rows(case.files("judged"), shown)
+    served = response_rows(case.outputs, shown), transcript_rows([case.run.judged], shown)
     reference = (
-        response_rows(case.run.reference(case.plan, "reference"), judge),
-        transcript_rows(case.run.reference(case.plan, "judged/reference"), judge),
+        response_rows(case.run.reference(case.plan), judge),
+        transcript_rows(case.run.judged_reference(case.plan), judge),
     )
     options: Any = case.verdict.options
     words, room, pcm = normaliser(options.normaliser).call, Room(), raw_samples(case.plan)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from tokenizers import Tokenizer
 
 from assay import store
@@ -20,7 +19,7 @@ from assay.metrics import speech
 from assay.provenance import provenance
 from assay.records import JUDGE, SERVED, Evidence, ResponseStatus
 from assay.samples.lock import load_set
-from assay.scoring.margins import floor_table, margin_rows, read_blocks, unjudged_margins
+from assay.scoring.margins import floor_table, margin_rows, read_blocks, read_ids, unjudged_margins
 from assay.scoring.rows import Arm, Files, Rows, arms_of, read_responses, score_table
 from assay.verdicts.asr.planted import CONTROLS
 from assay.verdicts.evidence import LEVELS
@@ -75,58 +74,59 @@ def score(
 
     Args:
         items_paths: `items` tables of the sample sets.
-        served: (responses, tokens) of each server instance, instance 0 first.
-        references: (responses, tokens) of each sample set and reference arm.
+        served: responses of each server instance, and their tokens.
+        references: responses of each sample set and reference arm, and their tokens.
         model_dir: the reference's files; its tokenizer.json says what text some ids are.
         options: scoring options (`assay.config.AsrGates`).
         scores_path, floor_path: Parquet files to write.
     """
-    plan = store.run_options([responses for responses, _ in served])
+    plan = store.run_options(served.responses)
     context = _context(items_paths, served, references, model_dir, options)
-    inputs = [*items_paths, *(path for pair in served + references for path in pair)]
+    inputs = [*items_paths, *served.paths, *references.paths]
     normalisers = [
         {"name": found.name, "version": found.version, "sha256": found.sha256} for found in context.normalisers
     ]
     origin = provenance("score", inputs, {"run": plan, "scoring": dict(options), "normalisers": normalisers})
     floor_arms = set(plan["reference"]["arms"]) - {JUDGE}
+    sets = {key: item.set_id for key, item in context.items.items()}
     with (
         store.table_writer(scores_path, "scores", origin) as scores,
         store.table_writer(floor_path, "floor", origin) as floor,
     ):
-        for arm in arms_of(plan, served, references, CONTROLS):
+        arms = list(arms_of(plan, served, references, CONTROLS))
+        judged: dict[str, set[str]] = {arm.label: set() for arm in arms}
+        for arm, block in read_blocks(arms, context.lossy):
+            block = block.take(np.array([bool(context.items[key].expected) for key in block.item_ids], dtype=bool))
+            judged[arm.label] |= set(block.item_ids)
+            rows = margin_rows(block, context.judge_ids, context.clip_nat)
+            scores.write(score_table(plan["config"], arm.label, sets, rows))
+            if arm.name in floor_arms:
+                floor.write(floor_table(block, arm.label))
+        for arm in arms:
             log.info("scoring %s", arm.label)
-            for table, margins in _score_arm(arm, plan["config"], context):
-                scores.write(table)
-                if arm.name in floor_arms:
-                    floor.write(margins)
+            rows = _answer_rows(arm, context, judged[arm.label])
+            scores.write(score_table(plan["config"], arm.label, sets, rows))
 
 
 def _context(
     items_paths: list[Path], served: Files, references: Files, model_dir: Path, options: Mapping[str, Any]
 ) -> Context:
     lossy = any(
-        _only_text(row)
-        for responses, _ in served
-        for row in store.read_rows(responses, "responses", ["evidence", "text"])
+        _only_text(row) for path in served.responses for row in store.read_rows(path, "responses", ["evidence", "text"])
     )
-    judges = [pair for pair in references if pair[0].stem == JUDGE]
+    judges = references.of(JUDGE)
     judge_ids = defaultdict(
         lambda: np.empty(0, np.int32),  # where the judge says nothing
-        {
-            key: ids
-            for _, tokens in judges
-            for block in read_blocks(tokens, JUDGE, lossy)
-            for key, ids in zip(block.item_ids, block.split(block.token_id), strict=True)
-        },
+        read_ids(references.judged, JUDGE, lossy),
     )
-    end = store.read_provenance(judges[0][0])["options"]["end_id"]
+    end = store.read_provenance(judges[0])["options"]["end_id"]
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     return Context(
         items={item.item_id: item for path in items_paths for item in map(_item, load_set(path))},
         judge_texts={
             row["item_id"]: row["text"]
-            for responses, _ in judges
-            for row in store.read_rows(responses, "responses", ["item_id", "text"])
+            for path in judges
+            for row in store.read_rows(path, "responses", ["item_id", "text"])
         },
         judge_ids=judge_ids,
         normalisers=(speech.normaliser(options["normaliser"]), speech.normaliser(options["other_normaliser"])),
@@ -148,21 +148,10 @@ def _item(row: Mapping[str, Any]) -> Item:
     return Item(row["item_id"], row["set_id"], row["expected"].strip(), language, clip.duration_s)
 
 
-def _score_arm(arm: Arm[TokenControl], config: str, context: Context) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Score tables of one arm, and its positive margins for the floor, in bounded pieces."""
-    sets = {key: item.set_id for key, item in context.items.items()}
-    mutate = arm.control.tokens if arm.control else None
-    spoken, judged = set(context.spoken), set()
-    for path in arm.judged:
-        for block in read_blocks(path, arm.name, context.lossy):
-            block = block.take(np.array([key in spoken for key in block.item_ids], dtype=bool))
-            chosen = mutate(block) if mutate else block
-            judged |= set(chosen.item_ids)
-            rows = margin_rows(chosen, context.judge_ids, context.clip_nat)
-            yield score_table(config, arm.label, sets, rows), floor_table(chosen, arm.label)
+def _answer_rows(arm: Arm[TokenControl], context: Context, judged: set[str]) -> list[Rows]:
+    """Scores of an arm that come from its transcripts, and from which spoken items have judged tokens."""
     responses = read_responses(arm, COLUMNS)
-    rows = [*_response_rows(responses, context, judged), *_unjudged_rows(responses, arm.label, context, judged)]
-    yield score_table(config, arm.label, sets, rows), store.table_from_rows("floor", [])
+    return [*_response_rows(responses, context, judged), *_unjudged_rows(responses, arm.label, context, judged)]
 
 
 def _unjudged_rows(responses: Mapping[str, dict[str, Any]], arm: str, context: Context, judged: set[str]) -> list[Rows]:

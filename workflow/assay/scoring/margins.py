@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +13,35 @@ import pyarrow as pa
 from assay import store
 from assay.metrics import text as metrics
 from assay.records import Flag
-from assay.scoring.rows import Rows
-from assay.tokens import TokenBlock, split_blocks
+from assay.scoring.rows import Arm, Rows
+from assay.tokens import ID_COLUMNS, TokenBlock, split_blocks, split_ids
+from assay.verdicts.margins.planted import TokenControl
 
 
-def read_blocks(path: Path, arm: str, lossy: bool) -> Iterator[TokenBlock]:
-    """Judged tokens of an arm, one row group at a time; `lossy`: by the path through text where there is one."""
-    for table in store.iter_tables(path, "tokens"):
-        yield from split_blocks(table, arm, lossy)
+def read_blocks(arms: Sequence[Arm[TokenControl]], lossy: bool) -> Iterator[tuple[Arm[TokenControl], TokenBlock]]:
+    """Judged tokens of some arms with their faults planted, all arms of one row group after another.
+
+    Args:
+        arms: those that share judged tokens one after another.
+        lossy: whether by the path through text where there is one.
+    """
+    for path in dict.fromkeys(path for arm in arms for path in arm.judged):
+        here = [arm for arm in arms if path in arm.judged]
+        for table in store.iter_tables(path, "tokens"):
+            for name, alike in groupby(here, attrgetter("name")):
+                blocks = split_blocks(table, name, lossy)
+                for arm in alike:
+                    yield from ((arm, _planted(arm, block)) for block in blocks)
+
+
+def _planted(arm: Arm[TokenControl], block: TokenBlock) -> TokenBlock:
+    return arm.control.tokens(block) if arm.control and arm.control.tokens else block
+
+
+def read_ids(paths: Iterable[Path], arm: str, lossy: bool) -> dict[str, np.ndarray]:
+    """Item -> ids of its judged tokens in an arm; `lossy` as above."""
+    tables = (table for path in paths for table in store.iter_tables(path, "tokens", ID_COLUMNS))
+    return {key: ids for table in tables for key, ids in split_ids(table, arm, lossy).items()}
 
 
 def margin_rows(block: TokenBlock, reference_ids: Mapping[str, np.ndarray], clip: float) -> list[Rows]:

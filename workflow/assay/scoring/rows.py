@@ -15,12 +15,28 @@ from assay.records import JUDGE, SCORES, Flag, served_arm
 from assay.verdicts.planted import Control
 
 C = TypeVar("C", bound=Control)
-Files = list[tuple[Path, Path]]  # (responses, judged) of each instance, or of each sample set and reference arm
+
+
+@dataclass(frozen=True)
+class Files:
+    """What the instances of a server answered, or the arms of a reference, and what was judged of it."""
+
+    responses: list[Path]  # one an instance, instance 0 first; one a sample set and arm
+    judged: list[Path]  # of all instances together; one a sample set
+
+    @property
+    def paths(self) -> list[Path]:
+        """All of them."""
+        return [*self.responses, *self.judged]
+
+    def of(self, arm: str) -> list[Path]:
+        """Responses of a reference arm."""
+        return [path for path in self.responses if path.stem == arm]
 
 
 @dataclass(frozen=True)
 class Arm(Generic[C]):
-    """One arm to score: where its responses and what was judged of them are, and the fault planted on it."""
+    """One arm to score: the files that hold its responses and what was judged of them, and the fault planted on it."""
 
     name: str
     label: str  # the name it carries in the scores: its own, or that of the control planted on it
@@ -47,10 +63,9 @@ def arms_of(plan: Mapping[str, Any], served: Files, references: Files, controls:
     for number, passes in enumerate(plan["instances"]):
         for item in passes:
             name = served_arm(number, item["name"])
-            yield Arm(name, name, [served[number][0]], [served[number][1]])
+            yield Arm(name, name, [served.responses[number]], served.judged)
     for name in plan["reference"]["arms"]:
-        files = [pair for pair in references if pair[0].stem == name]
-        arm = Arm[C](name, name, [pair[0] for pair in files], [pair[1] for pair in files])
+        arm = Arm[C](name, name, references.of(name), references.judged)
         yield arm
         if name == JUDGE:
             yield from (

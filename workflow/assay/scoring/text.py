@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from tokenizers import Tokenizer
 
 from assay import store
@@ -18,9 +17,9 @@ from assay.metrics import text as metrics
 from assay.provenance import provenance
 from assay.records import JUDGE, Evidence, ResponseStatus
 from assay.samples.lock import load_set
-from assay.scoring.margins import block_rows, floor_table, margin_rows, read_blocks, unjudged_margins
+from assay.scoring.margins import block_rows, floor_table, margin_rows, read_blocks, read_ids, unjudged_margins
 from assay.scoring.rows import Arm, Files, Rows, arms_of, read_responses, score_table
-from assay.tokens import TokenBlock, split_blocks
+from assay.tokens import TokenBlock
 from assay.verdicts.margins.planted import TokenControl
 from assay.verdicts.text.planted import CONTROLS
 
@@ -78,31 +77,38 @@ def score(
 
     Args:
         items_paths: `items` tables of the sample sets.
-        served: (responses, tokens) of each server instance, instance 0 first.
-        references: (responses, tokens) of each sample set and reference arm.
+        served: responses of each server instance, and their tokens.
+        references: responses of each sample set and reference arm, and their tokens.
         model_dir: the reference's files; its tokenizer.json says what text some ids are.
         options: scoring options (`assay.config.TextGates`).
         scores_path, floor_path: Parquet files to write.
     """
     items = read_items(items_paths)
-    plan = store.run_options([responses for responses, _ in served])
+    plan = store.run_options(served.responses)
     lossy = _only_text(served)
-    unlike = _lossy_items(references, items) if lossy else frozenset()
+    unlike = _lossy_items(references, plan["reference"]["arms"], items) if lossy else frozenset()
     reference = _read_reference(references, lossy, Tokenizer.from_file(str(model_dir / "tokenizer.json")), unlike)
-    inputs = [*items_paths, *(path for pair in served + references for path in pair)]
+    inputs = [*items_paths, *served.paths, *references.paths]
     origin = provenance("score", inputs, {"run": plan, "scoring": dict(options)})
     floor_arms = set(plan["reference"]["arms"]) - {JUDGE}
+    sets = {key: item.set_id for key, item in items.items()}
     with (
         store.table_writer(scores_path, "scores", origin) as scores,
         store.table_writer(floor_path, "floor", origin) as floor,
     ):
-        for arm in arms_of(plan, served, references, CONTROLS):
-            is_floor = arm.name in floor_arms
+        arms = list(arms_of(plan, served, references, CONTROLS))
+        judged: dict[str, dict[str, int]] = {arm.label: {} for arm in arms}  # arm -> item -> tokens
+        for arm, block in read_blocks(arms, lossy):
+            judged[arm.label] |= dict(zip(block.item_ids, np.diff(block.offsets).tolist(), strict=True))
+            block = block.take(np.array([key not in reference.lossy for key in block.item_ids], dtype=bool))
+            rows = _token_rows(block, items, reference, options["clip_nat"])
+            scores.write(score_table(plan["config"], arm.label, sets, rows))
+            if arm.name in floor_arms:
+                floor.write(floor_table(block.take(_greedy(block, items)), arm.label))
+        for arm in arms:
             log.info("scoring %s", arm.label)
-            for table, margins in _score_arm(arm, plan, items, reference, lossy, options):
-                scores.write(table)
-                if is_floor:
-                    floor.write(margins)
+            rows = _answer_rows(arm, judged[arm.label], items, reference, bool(plan["client"]["logprobs"]))
+            scores.write(score_table(plan["config"], arm.label, sets, rows))
 
 
 def read_items(paths: Iterable[Path]) -> dict[str, Item]:
@@ -121,80 +127,51 @@ def _only_text(served: Files) -> bool:
     """Whether some answer is known by its text alone: then the floor goes through text as well."""
     return any(
         row["evidence"] == Evidence.E2
-        for responses, _ in served
-        for row in store.read_rows(responses, "responses", ["evidence"])
+        for path in served.responses
+        for row in store.read_rows(path, "responses", ["evidence"])
     )
 
 
-def _lossy_items(references: Files, items: Mapping[str, Item]) -> frozenset[str]:
+def _lossy_items(references: Files, arms: Iterable[str], items: Mapping[str, Item]) -> frozenset[str]:
     found: set[str] = set()
-    for responses, tokens in references:
-        for table in store.iter_tables(tokens, "tokens"):
-            sampled, encoded = (
-                {
-                    key: ids.tolist()
-                    for block in split_blocks(table, responses.stem, lossy=by_text)
-                    for key, ids in zip(block.item_ids, block.split(block.token_id), strict=True)
-                }
-                for by_text in (False, True)
-            )
-            # A character that the token limit cut is gone from the text: what is left is as good as it was.
-            found |= {key for key, ids in encoded.items() if ids != sampled[key][: len(ids)]}
+    for arm in arms:
+        sampled, encoded = (read_ids(references.judged, arm, lossy=by_text) for by_text in (False, True))
+        # A character that the token limit cut is gone from the text: what is left is as good as it was.
+        found |= {key for key, ids in encoded.items() if not np.array_equal(ids, sampled[key][: len(ids)])}
     return frozenset(key for key in found if items[key].greedy)
 
 
 def _read_reference(references: Files, lossy: bool, tokenizer: Tokenizer, unlike: frozenset[str]) -> Reference:
     prompt_ids: dict[str, list[int]] = {}
-    token_ids: dict[str, np.ndarray] = {}
     options: dict[str, Any] = {}
-    for responses, tokens in references:
-        if responses.stem != JUDGE:
-            continue
-        options = store.read_provenance(responses)["options"]
-        for row in store.read_rows(responses, "responses", ["item_id", "prompt_token_ids"]):
+    for path in references.of(JUDGE):
+        options = store.read_provenance(path)["options"]
+        for row in store.read_rows(path, "responses", ["item_id", "prompt_token_ids"]):
             prompt_ids[row["item_id"]] = row["prompt_token_ids"]
-        for block in read_blocks(tokens, JUDGE, lossy):
-            token_ids |= dict(zip(block.item_ids, block.split(block.token_id), strict=True))
+    token_ids = read_ids(references.judged, JUDGE, lossy)
     return Reference(prompt_ids, token_ids, frozenset(options["eos_ids"]), options["bos_id"], tokenizer, unlike)
 
 
-def _score_arm(
-    arm: Arm[TokenControl],
-    plan: Mapping[str, Any],
-    items: Mapping[str, Item],
-    reference: Reference,
-    lossy: bool,
-    options: Mapping[str, Any],
-) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Score tables of one arm, and its positive margins for the floor, in bounded pieces."""
-    sets = {key: item.set_id for key, item in items.items()}
-    mutate_tokens = arm.control.tokens if arm.control else None
-    judged: dict[str, int] = {}  # item -> tokens
-    for path in arm.judged:
-        for block in read_blocks(path, arm.name, lossy):
-            chosen = mutate_tokens(block) if mutate_tokens else block
-            judged |= dict(zip(chosen.item_ids, np.diff(chosen.offsets).tolist(), strict=True))
-            chosen = chosen.take(np.array([key not in reference.lossy for key in chosen.item_ids], dtype=bool))
-            yield (
-                score_table(
-                    plan["config"], arm.label, sets, _token_rows(chosen, items, reference, options["clip_nat"])
-                ),
-                floor_table(chosen.take(_greedy(chosen, items)), arm.label),
-            )
+def _answer_rows(
+    arm: Arm[TokenControl], judged: Mapping[str, int], items: Mapping[str, Item], reference: Reference, logprobs: bool
+) -> list[Rows]:
+    """Scores of an arm that come from its responses, and from which items have judged tokens, so many each.
+
+    Args:
+        logprobs: whether the server was asked for them.
+    """
     responses = read_responses(arm, COLUMNS)
     answered = {key for key, row in responses.items() if row["status"] == ResponseStatus.OK}
-    logprobs = bool(plan["client"]["logprobs"])
     # Ids that could not be judged are not of the vocabulary; text that could not be judged proves no fault.
     textual = {key for key in answered if not responses[key]["token_ids"]}
     unjudged = [key for key in items if key not in judged]
     lossy_items = [key for key in items if key in reference.lossy and key in judged]
-    rows = [
+    return [
         *_response_rows(responses, items, reference, judged),
         *_unjudged_rows([key for key in unjudged if key not in textual], items, logprobs, np.inf),
         *_unjudged_rows([key for key in unjudged if key in textual] + lossy_items, items, logprobs, np.nan),
         Rows("lossy_text", "bool", 0, lossy_items, [1.0] * len(lossy_items)),
     ]
-    yield score_table(plan["config"], arm.label, sets, rows), store.table_from_rows("floor", [])
 
 
 # --- judged tokens -> rows ---------------------------------------------------------------------------------------

@@ -5,17 +5,16 @@ Everything is computed from the judge's `transcripts` but the waveform layer, wh
 
 from __future__ import annotations
 
-import heapq
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from assay import store
 from assay.config import TtsGates, parse
@@ -137,8 +136,8 @@ def score(
 
     Args:
         items_paths: `items` tables of the sample sets.
-        served: (responses, transcripts) of each server instance, instance 0 first.
-        references: (responses, transcripts) of each sample set and reference arm.
+        served: responses of each server instance, and their transcripts.
+        references: responses of each sample set and reference arm, and their transcripts.
         model_dir: of the recogniser; not needed any more.
         options: scoring options (`assay.config.TtsGates`).
         scores_path, floor_path: Parquet files to write.
@@ -146,14 +145,13 @@ def score(
     chosen: TtsGates = parse(TtsGates, dict(options), "gate options")
     normalisers = Normalisers.of(chosen)
     planned = {row["item_id"]: row for path in items_paths for row in load_set(path)}
-    plan = store.run_options([responses for responses, _ in served])
-    inputs = [*items_paths, *(path for pair in served + references for path in pair)]
+    plan = store.run_options(served.responses)
+    inputs = [*items_paths, *served.paths, *references.paths]
     effective = {"run": plan, "scoring": dict(options), "normalisers": normalisers.identity}
     origin = provenance("score", inputs, effective)
-    arms = {arm.label: arm for arm in arms_of(plan, served, references, CONTROLS)}
     run = Run(
         texts={key: normalisers(row["expected"]) for key, row in planned.items()},
-        transcripts=cache(lambda label: _transcripts(arms[label].judged, label)),
+        transcripts=_transcripts([*served.judged, *references.judged]),
         normalisers=normalisers,
         options=chosen,
         waveforms=waveform_scores(served, references, raw_samples(plan)) if chosen.deterministic else {},
@@ -161,9 +159,9 @@ def score(
     )
     sets = {key: row["set_id"] for key, row in planned.items()}
     with store.table_writer(floor_path, "floor", origin), store.table_writer(scores_path, "scores", origin) as writer:
-        for label in arms:
-            log.info("scoring %s", label)
-            writer.write(score_table(plan["config"], label, sets, rows_of(run.scores(label))))
+        for arm in arms_of(plan, served, references, CONTROLS):
+            log.info("scoring %s", arm.label)
+            writer.write(score_table(plan["config"], arm.label, sets, rows_of(run.scores(arm.label))))
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ class Run:
     """What the scores of any arm are computed from; `transcripts`: arm -> item -> its row."""
 
     texts: Mapping[str, Text]
-    transcripts: Callable[[str], Mapping[str, Row]]
+    transcripts: Mapping[str, Mapping[str, Row]]
     normalisers: Normalisers
     options: TtsGates
     waveforms: Mapping[tuple[str, str], Score]  # (arm, item)
@@ -187,7 +185,7 @@ class Run:
 
     def scores(self, arm: str) -> dict[str, Scores]:
         """Item -> scores of an arm; an item that is lost has the worst case in all that it should have."""
-        rows = self.transcripts(arm)
+        rows = self.transcripts[arm]
         found = {key: item_scores(rows.get(key), text, self.normalisers) for key, text in self.texts.items()}
         for item, bleed in self._bleeds(rows).items():
             found[item]["bleed"] = bleed
@@ -206,10 +204,10 @@ class Run:
     def _beside(self, arm: str, item: str, scores: Scores, twins: Twins) -> Scores:
         """What an answer has more than the same one whole, alone, or by the reference."""
         found = {}
-        whole = self.transcripts(twins.whole).get(item) if twins.whole else None
+        whole = self.transcripts[twins.whole].get(item) if twins.whole else None
         if whole and whole["samples"] is not None:
-            found["stream_samples"] = stream_score(self.transcripts(arm)[item], whole)
-        alone = self.transcripts(twins.alone).get(item) if twins.alone else None
+            found["stream_samples"] = stream_score(self.transcripts[arm][item], whole)
+        alone = self.transcripts[twins.alone].get(item) if twins.alone else None
         if alone and alone["text"] is not None and "wer_errors" in scores:
             found["load_errors"] = load_score(
                 scores["wer_errors"], heard_scores(self.texts[item], self.normalisers(alone["text"]))["wer_errors"]
@@ -220,7 +218,7 @@ class Run:
 
     def _lost(self, arm: str, item: str, twins: Twins) -> Scores:
         """The worst case in all that the reference has of an item."""
-        row = self.transcripts(JUDGE).get(item)
+        row = self.transcripts[JUDGE].get(item)
         wanted = item_scores(row, self.texts[item], self.normalisers) if row else {}
         names = [*wanted, *(["stream_samples"] if twins.whole else []), *(["load_errors"] if twins.alone else [])]
         names += ["waveform_noise"] if self.options.deterministic and arm != JUDGE else []
@@ -265,13 +263,13 @@ def _streams(item: Mapping[str, Any], plan: Mapping[str, Any]) -> bool:
     return bool(item.get("stream", plan["client"].get("stream")))
 
 
-def _transcripts(paths: Iterable[Path], label: str) -> dict[str, Row]:
-    return {
-        row["item_id"]: row
-        for path in paths
-        for table in store.iter_tables(path, "transcripts")
-        for row in table.filter(pc.equal(table["arm"], label)).to_pylist()
-    }
+def _transcripts(paths: Iterable[Path]) -> dict[str, dict[str, Row]]:
+    """Arm -> item -> its row; of an arm without rows no item."""
+    found: dict[str, dict[str, Row]] = defaultdict(dict)
+    for path in paths:
+        for row in store.read_rows(path, "transcripts"):
+            found[row["arm"]][row["item_id"]] = row
+    return found
 
 
 # --- both audios again -------------------------------------------------------------------------------------------
@@ -283,9 +281,9 @@ def waveform_scores(served: Files, references: Files, pcm: Pcm | None) -> dict[t
     Planted faults are planted anew, where their gate is the one of waveforms. What cannot be decoded is left out.
     """
     columns = ["item_id", "arm", "status", "error", "audio", "chunk_bytes"]
-    files = [store.iter_rows(path, "responses", columns, BATCH) for path, _ in served + references]
+    answers = store.merge_rows([*served.responses, *references.responses], "responses", columns, BATCH)
     found = {}
-    for item, rows in groupby(heapq.merge(*files, key=_item), key=_item):
+    for item, rows in groupby(answers, itemgetter("item_id")):
         bodies = {row["arm"]: body for row in rows if (body := body_of(row))}
         judge = _decoded(bodies.pop(JUDGE, None), pcm)
         if judge is None:
@@ -297,10 +295,6 @@ def waveform_scores(served: Files, references: Files, pcm: Pcm | None) -> dict[t
             if audio is not None:
                 found[arm, item] = waveform_score(judge.samples, audio.samples, judge.rate)
     return found
-
-
-def _item(row: Row) -> str:
-    return str(row["item_id"])
 
 
 def _decoded(body: Body | None, pcm: Pcm | None) -> Audio | None:
