@@ -20,7 +20,6 @@ from assay.engines.facts import (
     read_facts,
     read_log,
     require_logged_provider,
-    require_provider,
     resolve,
 )
 from assay.errors import ServerError, StoreError
@@ -571,17 +570,6 @@ def test_a_log_that_picks_another_provider_than_it_was_asked_for_is_refused(pick
     found = read_facts(["ask cuda", f"take {picked}", "take cpu"], {"x/asked": asked, "x/took": took})
     with pytest.raises(ServerError) if refused else nullcontext():
         require_logged_provider(found.facts)
-
-
-def test_a_session_on_another_provider_is_refused_and_on_its_own_accepted():
-    require_provider("CPUExecutionProvider", ["CPUExecutionProvider"])
-    require_provider("MIGraphXExecutionProvider", ["MIGraphXExecutionProvider", "CPUExecutionProvider"])
-    with pytest.raises(ServerError, match=r"MIGraphXExecutionProvider was asked .* \['CPUExecutionProvider'\]"):
-        require_provider("MIGraphXExecutionProvider", ["CPUExecutionProvider"])
-    with pytest.raises(ServerError):  # there, but behind another one
-        require_provider("MIGraphXExecutionProvider", ["CPUExecutionProvider", "MIGraphXExecutionProvider"])
-    with pytest.raises(ServerError, match="CPUExecutionProvider was asked for, the session has none"):
-        require_provider("CPUExecutionProvider", [])
 
 
 # --- the command --------------------------------------------------------------------------------------------------

@@ -14,10 +14,8 @@ from assay.media.audio import (
     Container,
     Pcm,
     chunk_starts,
-    container_of,
     count_headers,
     decode,
-    decode_base64,
     decode_named,
     decode_pcm,
     encode_wav,
@@ -160,9 +158,8 @@ def test_an_empty_response_is_refused(container):
     refused(Fault.EMPTY, "no bytes", decode, b"", container)
 
 
-def test_empty_raw_samples_and_base64_are_refused():
+def test_empty_raw_samples_are_refused():
     refused(Fault.EMPTY, "no bytes", decode_pcm, b"", Pcm(RATE))
-    refused(Fault.EMPTY, "empty", decode_base64, "")
 
 
 @pytest.mark.parametrize(
@@ -269,26 +266,11 @@ NOT_AUDIO = {
 def test_what_is_no_audio_is_named(content, kind):
     refused(Fault.NOT_MEDIA, f"is {kind}.*begins", decode, content, Container.WAV)
     refused(Fault.NOT_MEDIA, f"is {kind}.*begins", decode_pcm, content, Pcm(RATE))
-    refused(Fault.NOT_MEDIA, f"is {kind}", decode, decode_base64(base64.b64encode(content).decode()), Container.WAV)
 
 
 def test_unknown_bytes_are_shown():
     refused(Fault.NOT_MEDIA, r"\\xff\\xf1", decode, b"\xff\xf1\x50\x80" * 9, Container.MP3)  # AAC has another layer
     refused(Fault.NOT_MEDIA, r"\\x80\\x81", decode, bytes(range(128, 200)), Container.WAV)
-
-
-def test_base64_is_taken_strictly():
-    assert decode_base64(base64.b64encode(WAV).decode()) == WAV
-    refused(Fault.NOT_MEDIA, "not base64.*<html>", decode_base64, "<html>")
-    refused(Fault.NOT_MEDIA, "not base64", decode_base64, base64.b64encode(WAV).decode()[:-1])
-    refused(Fault.NOT_MEDIA, "not base64", decode_base64, "data:audio/wav;base64,UklGRg==")
-
-
-def test_content_types_name_containers_and_others_are_refused():
-    assert container_of("audio/wav") is Container.WAV
-    assert container_of("Audio/MPEG; charset=utf-8") is Container.MP3
-    refused(Fault.NOT_MEDIA, "'application/json'", container_of, "application/json")
-    refused(Fault.UNSUPPORTED, "'audio/aac'", container_of, "audio/aac; rate=24000")
 
 
 # --- out ---------------------------------------------------------------------------------------------------------

@@ -35,10 +35,10 @@ def test_a_stranger_that_comes_in_the_middle_of_a_run_is_seen_with_pid_and_memor
 
     with watch(look, [2, 3], lambda: {100}, tmp_path / "watch.jsonl", every_s=0.01, limits=HealthLimits()) as seen:
         until(lambda: seen.looks > 1)
-        assert not seen.disturbed
+        assert not seen.strangers
         machine.compute(666, {14885: 5_000_000})
         machine.compute(777, {18793: 5_000_000})  # on HIP 7, which is not ours
-        until(lambda: seen.disturbed)
+        until(lambda: seen.strangers)
         machine.compute(666, {14885: 7_000_000_000})
         until(lambda: seen.strangers[666].memory == 7_000_000_000)
     stranger = seen.strangers.pop(666)
@@ -71,7 +71,7 @@ def test_a_process_of_ours_that_ends_while_we_look_is_no_stranger(tmp_path):
 
     with watch(look, [2], lambda: ours | {1}, tmp_path / "watch.jsonl", every_s=99, limits=HealthLimits()) as seen:
         until(lambda: seen.looks == 1)
-    assert not seen.disturbed
+    assert not seen.strangers
 
 
 def test_a_look_that_fails_is_noted_and_the_next_is_made(tmp_path, idle):

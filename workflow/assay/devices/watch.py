@@ -46,11 +46,6 @@ class Watch:
     worst: dict[tuple[str, str], Check] = field(default_factory=dict)  # of all looks, by gate and device
 
     @property
-    def disturbed(self) -> bool:
-        """Whether somebody else was on our devices."""
-        return bool(self.strangers)
-
-    @property
     def checks(self) -> tuple[Check, ...]:
         """What every gate said, at its worst."""
         return (*self.worst.values(), *self._clock_spread())

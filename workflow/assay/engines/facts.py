@@ -359,22 +359,6 @@ def _agree(kind: FactKind, sides: Collection[tuple[Fact, ...]]) -> bool:
 # --- refusal ------------------------------------------------------------------------------------------------------
 
 
-def require_provider(asked: str, session: Sequence[str]) -> None:
-    """Refuse a session that runs on another execution provider than `asked`.
-
-    onnxruntime answers a request for a provider that it lacks with a CPU session and a warning, so what the session
-    itself reports (`get_providers()`, first is preferred) is compared, never what was passed in.
-
-    Raises:
-        ServerError: the session's first provider is another; the message names both.
-    """
-    if list(session[:1]) != [asked]:
-        raise ServerError(
-            f"execution provider {asked} was asked for, the session has {list(session) or 'none'}: install a build of "
-            f"onnxruntime that holds {asked}, or ask for a provider that is there"
-        )
-
-
 def require_logged_provider(facts: Iterable[Fact]) -> None:
     """Refuse a log in which an execution provider was asked for and turned down, or another one was picked.
 

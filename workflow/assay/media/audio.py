@@ -36,18 +36,6 @@ class Container(StrEnum):
     OGG = "opus"  # Opus (or Vorbis) in Ogg
 
 
-CONTENT_TYPES = {
-    "audio/wav": Container.WAV,
-    "audio/x-wav": Container.WAV,
-    "audio/wave": Container.WAV,
-    "audio/vnd.wave": Container.WAV,
-    "audio/flac": Container.FLAC,
-    "audio/x-flac": Container.FLAC,
-    "audio/mpeg": Container.MP3,
-    "audio/mp3": Container.MP3,
-    "audio/ogg": Container.OGG,
-    "audio/opus": Container.OGG,
-}
 _MARKS = {b"RIFF": Container.WAV, b"fLaC": Container.FLAC, b"OggS": Container.OGG, b"ID3": Container.MP3}
 _FILES = {  # what each file has once
     Container.FLAC: re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),  # the mark and the head of a block of 34 bytes
@@ -90,19 +78,6 @@ class Audio:
     def duration_s(self) -> float:
         """Seconds, as many as there are samples: no header is believed."""
         return self.samples.shape[-1] / self.rate
-
-
-def container_of(content_type: str) -> Container:
-    """Container that a Content-Type header names, its parameters aside.
-
-    Raises:
-        MediaError: it names no audio file that is read here.
-    """
-    name = content_type.partition(";")[0].strip().lower()
-    if name not in CONTENT_TYPES:
-        fault = Fault.UNSUPPORTED if name.startswith("audio/") else Fault.NOT_MEDIA
-        raise MediaError(fault, f"Content-Type '{name}' is none of {', '.join(CONTENT_TYPES)}")
-    return CONTENT_TYPES[name]
 
 
 PCM_SUFFIX = ".pcm"
@@ -194,20 +169,6 @@ def decode_pcm(content: bytes, pcm: Pcm) -> Audio:
             Fault.WRONG_CONTAINER, f"the response is declared to be raw samples and begins with a {found} header"
         )
     return Audio(_decode_raw(content, pcm), pcm.rate, None, pcm.encoding, Header())
-
-
-def decode_base64(text: str) -> bytes:
-    """Bytes of a JSON field that holds base64.
-
-    Raises:
-        MediaError: empty, or not base64.
-    """
-    if not text:
-        raise MediaError(Fault.EMPTY, "the base64 field is empty")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MediaError(Fault.NOT_MEDIA, f"the field is not base64 ({error}): it begins {text[:40]!r}") from error
 
 
 def encode_wav(samples: npt.NDArray[np.floating[Any]], rate: int) -> bytes:

@@ -28,7 +28,6 @@ from assay.canonical import sha256_json
 
 Floats = npt.NDArray[np.float64]
 
-CATASTROPHE = 0.5  # word error rate above which an item counts as lost
 WINDOW_WORDS = 20
 BLEED_WORDS = 4  # shorter runs of words are shared by chance
 
@@ -224,11 +223,6 @@ def macro_rate(edits: Iterable[Edits]) -> float | None:
     return float(np.mean(rates)) if rates else None
 
 
-def is_catastrophic(edits: Edits, limit: float = CATASTROPHE) -> bool:
-    """Whether more than `limit` of an item is wrong. Anything heard against an empty reference is."""
-    return edits.errors > limit * edits.words
-
-
 # --- structure ---------------------------------------------------------------------------------------------------
 
 
@@ -285,12 +279,6 @@ def repeat_fraction(text: str, n: int = 3) -> float:
     """1 - distinct / all word n-grams: near 1 when a decoder loops, 0 for text too short to have one."""
     grams = _grams(text.split(), n)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-def is_doubled(reference: str, hypothesis: str) -> bool:
-    """Whether a hypothesis is nearer to the reference said twice than to the reference: two generations in a row."""
-    words, heard = reference.split(), hypothesis.split()
-    return Levenshtein.distance(words * 2, heard) < Levenshtein.distance(words, heard)
 
 
 def insertions_per_minute(edits: Edits, seconds: float) -> float:
