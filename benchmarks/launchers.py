@@ -60,6 +60,7 @@ def main(
 ) -> None:
     """Print medians, and what each launcher adds to the bare command."""
     console = Console()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it ignored
     with contextlib.ExitStack() as stack:
         ways: dict[str, Callable[[], Seconds]] = {"bare": bare, "process": lambda: launched(_process())}
         path, missing = find_dockerd(engine.resolve())
