@@ -200,8 +200,8 @@ def test_a_server_that_dies_in_the_middle_costs_no_timeouts_and_no_rows(workspac
     assert time.monotonic() - started < 30
     alone, load = statuses(rows, "served_0_alone"), statuses(rows, "served_0_load")
     assert len(alone) == len(load) == N_ITEMS
-    assert alone.count("ok") == 8 and set(alone) <= {"ok", "transport_error", "not_sent"}
-    assert set(load) == {"not_sent"}
+    assert alone.count("ok") == 8 and {*alone, *load} <= {"ok", "transport_error", "not_sent"}
+    assert "ok" not in load  # refused by the closed port until the death is seen, then not sent
     assert identity["died"]["exit_code"] == 7 and identity["died"]["log_tail"].endswith("out of memory")
     assert identity["died"]["message"] == "the server exited with code 7"
     assert identity["start"] is not None and identity["end"] is identity["changed"] is None
