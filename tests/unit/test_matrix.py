@@ -1,5 +1,6 @@
 """The fault matrix: one row for every run, and what other rules say of the same outputs."""
 
+import pyarrow.compute as pc
 from synthetic import TOOL, World, instance
 
 from assay import store
@@ -88,6 +89,16 @@ def test_a_lost_answer_is_not_left_out_of_the_other_rules(tmp_path):
 
     (row,) = matrix([write_run(tmp_path, "x", World(), lose)], FAULTS)
     assert (row.n, passing(row)[:2], value(row)) == (N, [False, False], ["31/32", "", f"{(N - 1) / N:.3f}"])
+
+
+def test_sampled_items_count_and_other_rules_have_nothing_to_say_of_them(tmp_path):
+    path = write_run(tmp_path, "x", World())
+    scores = store.read_table(tmp_path / "scores/x.parquet", "scores")
+    greedy = pc.and_(pc.equal(scores["arm"], "judge"), pc.equal(scores["metric"], "margin_max"))
+    store.write_table(tmp_path / "scores/x.parquet", "scores", scores.filter(pc.invert(greedy)), {})
+    (row,) = matrix([path], FAULTS)
+    assert (row.n, passing(row)) == (N, [None, None, None])
+    assert f"| x | {N} | {row.verdict} | – | – | – | – | – |  |" in render([row], "x")
 
 
 def test_a_server_of_text_alone_is_compared_by_text(tmp_path):

@@ -41,10 +41,12 @@ class Said:
 
 def text_rules(pairs: Sequence[tuple[Rows, Rows]]) -> list[Said]:
     """Exact match, vLLM's `check_logprobs_close` and ROUGE-L of (served, reference) responses."""
+    if not pairs:
+        return [Said(rule, None) for rule in ("exact match", "top-5", "ROUGE-L")]
     n = len(pairs)
     exact = sum(_same(*pair) for pair in pairs)
     close = [said for pair in pairs if (said := _close(*pair)) is not None]
-    rouge = sum(rouge_l(*((row["text"] or "").split() for row in reversed(pair))) for pair in pairs) / n if n else 0.0
+    rouge = sum(rouge_l(*((row["text"] or "").split() for row in reversed(pair))) for pair in pairs) / n
     return [
         Said("exact match", exact == n, f"{exact}/{n}"),
         Said("top-5", all(close) if close else None),

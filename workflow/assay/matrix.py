@@ -3,7 +3,7 @@ projects would have said of the very same outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from assay.records import JUDGE, Status
 from assay.run import Run, run_of
 from assay.samples.lock import load_set
 from assay.verdicts.model import Verdict
+
+Answer = dict[str, Any]
 
 _COLUMNS = ["item_id", "arm", "status", "text", "token_ids", "top_token_ids"]
 _HEARD = ["item_id", "arm", "text", "duration_s"]
@@ -69,8 +71,8 @@ def _others(run: Run, verdict: Verdict) -> tuple[int, list[Said]]:
     arm = verdict.instances[0].arms[-1]
     plan = run.plan(arm)
     if verdict.config.modality == "text":
-        pairs = list(_pairs(run, arm, plan))
-        return len(pairs), text_rules(pairs)
+        served, reference = _both(run, arm, plan, "responses", _COLUMNS)
+        return len(reference), text_rules(_greedy_pairs(run, served, reference))
     sets = (run.results.parent / "samplesets" / f"{name}.parquet" for name in plan["sets"])
     texts = {row["item_id"]: row["expected"] for path in sets for row in load_set(path)}
     if verdict.config.modality == "tts":
@@ -82,7 +84,7 @@ def _others(run: Run, verdict: Verdict) -> tuple[int, list[Said]]:
 
 def _both(
     run: Run, arm: str, plan: dict[str, Any], table: str, columns: list[str]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[Answer], list[Answer]]:
     """Rows of a served arm and of the judge."""
     responses = table == "responses"
     served = [run.outputs(arm)] if responses else [run.judged]
@@ -90,17 +92,16 @@ def _both(
     return _of_arm(served, arm, table, columns), _of_arm(reference, JUDGE, table, columns)
 
 
-def _of_arm(paths: Iterable[Path], arm: str, table: str, columns: list[str]) -> list[dict[str, Any]]:
+def _of_arm(paths: Iterable[Path], arm: str, table: str, columns: list[str]) -> list[Answer]:
     return [row for path in paths for row in store.read_rows(path, table, columns) if row["arm"] == arm]
 
 
-def _pairs(run: Run, arm: str, plan: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """(served, reference) responses of every greedy item."""
-    served, reference = _both(run, arm, plan, "responses", _COLUMNS)
+def _greedy_pairs(run: Run, served: list[Answer], reference: list[Answer]) -> list[tuple[Answer, Answer]]:
+    """(served, reference) responses of every greedy item: a sampled one need not equal the reference's."""
     answers = {row["item_id"]: row for row in served}
     scores = store.read_rows(run.scores, "scores", ["item_id", "arm", "metric"])
     greedy = {row["item_id"] for row in scores if row["arm"] == JUDGE and row["metric"] == "margin_max"}
-    return ((answers[row["item_id"]], row) for row in reference if row["item_id"] in greedy)
+    return [(answers[row["item_id"]], row) for row in reference if row["item_id"] in greedy]
 
 
 # --- as a page ---------------------------------------------------------------------------------------------------
