@@ -76,6 +76,7 @@ CaveatCode = Literal[
     "no_solved_needles",
     "not_as_asked",
     "not_reproduced",
+    "orphans",
     "prompt_unchecked",
     "retokenised",
     "retried",

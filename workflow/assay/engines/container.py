@@ -38,9 +38,8 @@ from assay.engines.server import (
     alive,
     can_bind,
     end_survivors,
-    leftover_of,
 )
-from assay.engines.watchdog import LAST_GRACE_S
+from assay.engines.watchdog import LAST_GRACE_S, described
 from assay.errors import ServerError
 from assay.records import FailureKind
 
@@ -370,7 +369,7 @@ class ContainerServer(Server):
         if survivors := self._survivors():  # only when the engine is gone or hangs
             stopped_by = "SIGKILL"
             end_survivors(survivors, LAST_GRACE_S)
-        return self._cleanup(started, stopped_by, exit_code, kept + leftover_of(self._survivors()))
+        return self._cleanup(started, stopped_by, exit_code, kept + list(map(described, self._survivors())))
 
     def _end(self) -> str:
         """End the container's processes; returns the name of the last signal that was needed, or "exited"."""
@@ -398,7 +397,8 @@ class ContainerServer(Server):
             except NotFound:
                 pass
             except ENGINE_ERRORS as error:
-                kept = [{"pid": None, "command": f"container {self._container.short_id}: {told(error)}"}]
+                what = f"container {self._container.short_id}: {told(error)}"
+                kept = [{"pid": None, "started_utc": None, "command": what}]
         if self._log_copy is not None:
             self._log_copy.join(LOG_END_S)
         if self._engine is not None:
