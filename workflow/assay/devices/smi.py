@@ -289,6 +289,8 @@ def _run(command: Sequence[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"no answer within {LIMIT_S} s") from None
+    except FileNotFoundError:
+        raise NoAnswer(f"there is no command {command[0]}") from None
     except OSError as error:
         raise NoAnswer(error.strerror or str(error)) from None
     if done.returncode != 0:
