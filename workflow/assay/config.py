@@ -235,6 +235,7 @@ class HealthLimits(Strict):
     performance_level: str | None = "AUTO"
     throttle: str | None = "UNTHROTTLED"
     partition_modes: list[str] | None = Field(default=["SPX/NPS1", "MIG off"], description="Modes that are whole")
+    throttle_rise: int | None = Field(default=0, ge=0, description="Ticks of heat within one run; a warning")
     ecc_uncorrectable: int | None = Field(default=0, ge=0, description="Uncorrectable or deferred errors")
     ecc_correctable: int | None = Field(default=0, ge=0, description="A warning")
     ecc_correctable_rise: int | None = Field(default=100, ge=0, description="Within one run")
