@@ -252,7 +252,7 @@ class DeviceOptions(Strict):
 
     lock_dir: str | None = Field(
         default=None,
-        description="Where leases lie, one place for all jobs of a node; may use environment variables. Null: none",
+        description="Where leases lie, one place for all jobs of a node; may use environment variables. Needed to run",
     )
     sysfs_root: str = "/sys"
     proc_root: str = "/proc"
@@ -1168,6 +1168,8 @@ def _explain(where: str, value: Any, item: Mapping[str, Any]) -> str:
         return f"{where}: unknown key '{keys}'; remove it or correct its spelling"
     if item["type"] == "missing":
         return f"{where}: key '{keys}' is missing"
+    if item["type"] == "value_error":  # our own sentence, which says what was found
+        return f"{where}: {f'{keys}: ' if keys else ''}{item['ctx']['error']}"
     found = repr(item["input"])
     return f"{where}: {keys or 'value'}: {item['msg']} (found {found if len(found) <= 80 else found[:77] + '...'})"
 
@@ -1347,6 +1349,11 @@ def _check_site(config: Config, folder: Path) -> None:
                 f"{where}: arms: '{name}' takes devices, and the site does not say how they are shared; add `devices: "
                 "{lock_dir: PATH}`, PATH being one place for all jobs of a node"
             )
+    if site.devices and site.devices.lock_dir is None:
+        raise ConfigError(
+            f"{where}: devices.lock_dir is missing: name one place for all jobs of a node, where they see "
+            "which devices others of them hold"
+        )
     trees = {arm.process.tree: name for name, arm in config.arms.items() if arm.process and arm.process.tree}
     for name in config.settings.trees:
         _refer(trees, name, "tree", f"{folder}/config.yaml: trees")
