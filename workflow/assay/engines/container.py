@@ -46,7 +46,9 @@ from assay.records import FailureKind
 log = logging.getLogger(__name__)
 
 SETTLE_S = 10  # from the end of a container's first process to the engine's word on it
+OOM_WORD_S = 5  # from that word to the one that memory was why, which comes by another way, and on a busy machine late
 LOG_END_S = 5
+KILLED = 128 + signal.SIGKILL
 NO_COMMAND = (126, 127)  # exit codes of the init, and of shells, for a command that cannot be run or found
 PORT_HOLDERS = {"docker-proxy", "dockerd", "rootlesskit"}  # what listens for a container whose port is published
 
@@ -135,6 +137,7 @@ class ContainerServer(Server):
         self._container: Container | None = None
         self._init: psutil.Process | None = None  # the container's process 1
         self._log_copy: threading.Thread | None = None
+        self._death: Death | None = None
 
     @property
     def pid(self) -> int:
@@ -149,9 +152,16 @@ class ContainerServer(Server):
 
     def death(self) -> Death | None:
         """How the server ended, or None while it lives."""
-        if self._init is not None and alive(self._init):
-            return None
+        if self._death is None and not (self._init is not None and alive(self._init)):
+            self._death = self._how_it_ended()
+        return self._death
+
+    def _how_it_ended(self) -> Death:
         state = self._final_state()
+        deadline = time.monotonic() + OOM_WORD_S
+        while state and state["ExitCode"] == KILLED and not state["OOMKilled"] and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            state = self._final_state()
         if self._log_copy is not None:
             self._log_copy.join(LOG_END_S)
         if state is None:
