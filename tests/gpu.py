@@ -72,6 +72,7 @@ def build(content, root, tools=True):
     _topology(content["sysfs"]["kfd_nodes"], machine.sysfs)
     _drm(content["sysfs"]["drm"], machine)
     machine.proc.mkdir(parents=True)
+    machine.sysfs.mkdir(exist_ok=True)
     for pid, process in (content.get("proc") or {}).items():
         _process(machine.proc / pid, process)
     (root / "kmsg").touch()

@@ -11,7 +11,7 @@ FAKE = Path(__file__).parent / "data" / "fake_server.py"
 
 async def probe(base_url):
     """A generation of the fake server, as `assay.engines.server.serve` wants it."""
-    async with httpx.AsyncClient(base_url=base_url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=base_url, trust_env=False, timeout=None) as client:  # the start has a limit
         answer = await client.post("/v1/chat/completions", json={"messages": []})
     return None if answer.status_code == 200 else f"HTTP {answer.status_code}"
 

@@ -9,11 +9,10 @@ import time
 from dataclasses import asdict, replace
 
 import pytest
-from docker import types
-from processes import FAKE, alive, wait_until
+from processes import alive, wait_until
 from serving import run
 
-from assay.engines.tenants import OWNER, heal, owner, tenants
+from assay.engines.tenants import OWNER, heal, owner
 
 OWNING = """
 import json, os, sys, time
@@ -121,21 +120,3 @@ def test_who_may_not_look_into_a_container_can_serve_from_one(launch, client, ow
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 128 + signal.SIGTERM
     assert json.loads((folder / "cleanup.json").read_text())["clean"] and not any(map(alive, pids))
-
-
-def test_other_peoples_containers_are_listed_with_their_devices_and_ours_are_not(launch, client, tmp_path):
-    def body(server):
-        assert tenants(client) == []
-        theirs = client.containers.create(
-            server.image().id,
-            entrypoint=[sys.executable, str(FAKE), "--never-listen"],
-            devices=["/dev/null:/dev/kfd:rwm"],
-            mounts=[types.Mount(item.target, item.source, "bind", item.read_only) for item in launch.mounts],
-        )
-        theirs.start()
-        [tenant] = tenants(client)
-        theirs.remove(force=True)
-        assert (tenant.container, tenant.name, tenant.devices) == (theirs.id, theirs.name, ["/dev/null"])
-        assert tenant.gpus == [] and not tenant.privileged and not alive(tenant.pid)
-
-    run(launch, tmp_path, body)

@@ -23,6 +23,7 @@ parser.add_argument("--hoard-loading", action="store_true", help="takes memory w
 parser.add_argument("--hoard-at-request", type=int)
 parser.add_argument("--stubborn", action="store_true", help="ignores SIGINT and SIGTERM")
 parser.add_argument("--escape", type=Path, help="fork twice into a new session; write the worker's pid here")
+parser.add_argument("--worker", type=Path, help="fork one that ends soon after us; write its pid here")
 parser.add_argument("--linger", type=float, help="on SIGINT the first thread ends at once, another so much later")
 options = parser.parse_args()
 
@@ -59,6 +60,13 @@ if options.escape and os.fork() == 0:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         options.escape.write_text(str(os.getpid()))
         time.sleep(600)
+    os._exit(0)
+if options.worker and os.fork() == 0:
+    options.worker.write_text(str(os.getpid()))
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.05)
+    time.sleep(0.4)
     os._exit(0)
 if options.never_listen:
     time.sleep(600)

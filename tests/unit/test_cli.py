@@ -13,7 +13,7 @@ from sample_sources import make_resources
 from typer.testing import CliRunner
 
 from assay.cli import app
-from assay.errors import ConfigError, NoDeviceError, SampleError
+from assay.errors import ConfigError, DeviceError, NoDeviceError, SampleError
 from assay.records import Status
 from assay.samples.build import build_set
 from assay.store import write_json
@@ -199,3 +199,19 @@ def test_devices_where_there_is_none_names_the_sources_and_fails(unmasked, tmp_p
     assert re.search(
         r"no accelerator is found\n.*sysfs: .*amdsmi: .*amd-smi: .*rocm-smi: .*\n.*NVML", str(result.exception)
     )
+    assert f"no {tmp_path}/class/kfd/kfd/topology/nodes: the driver amdgpu is not loaded" in str(result.exception)
+
+
+@pytest.mark.parametrize("name", ["sysfs", "proc"])
+@pytest.mark.parametrize("site", ["gpu", "embedded", "h100"])
+def test_devices_below_a_root_that_is_not_there_are_not_said_to_be_absent(gpu_site, unmasked, tmp_path, name, site):
+    unmasked.setattr("assay.devices.nvidia._pynvml", lambda: Nvml(case("09")["nvml"]["devices"]))
+    result = run("devices", "--folder", gpu_site("01"), "--site", site, f"--{name}-root", tmp_path / "typo")
+    assert type(result.exception) is DeviceError
+    said = str(result.exception)
+    assert f"{name}_root is '{tmp_path}/typo', which is no directory" in said and f"--{name}-root" in said
+
+
+def test_devices_keep_their_addresses_whole_in_a_narrow_terminal(gpu_site, unmasked):
+    unmasked.setattr("assay.cli.console", Console(width=80, highlight=False, markup=False))
+    assert run("devices", "--folder", gpu_site("02")).output.count("0000:65:00.0") == 1

@@ -118,7 +118,7 @@ IMAGE = {"repository": "org/engine", "tag": "v1", "digest": None}
             "embedded",
             "arms/embedded.yaml",
             lambda c: c.update(container={}),
-            r"embedded\.yaml: .*one launcher section, `process` or `container`; this one has both",
+            r"embedded\.yaml: an arm has one launcher section, `process` or `container`; this one has both$",
         ),
         ("embedded", "arms/embedded.yaml", lambda c: c.pop("process"), r"embedded\.yaml: .*this one has neither"),
         (
@@ -150,7 +150,7 @@ IMAGE = {"repository": "org/engine", "tag": "v1", "digest": None}
             "mi300x",
             "arms/mstar.yaml",
             lambda c: c["process"].pop("tree"),
-            r"process: .*is 'tree', but `tree` names none",
+            r"process: environment is 'tree', but `tree` names none$",
         ),
         (
             "mi300x",
@@ -186,7 +186,19 @@ IMAGE = {"repository": "org/engine", "tag": "v1", "digest": None}
             "mi325x",
             "sites/mi325x.yaml",
             lambda c: c["container"].update(user="1000"),
-            r"mi325x\.yaml: container: .*apptainer runs servers as you",
+            r"mi325x\.yaml: container: apptainer runs servers as you",
+        ),
+        (
+            "mi300x",
+            "sites/mi300x.yaml",
+            lambda c: c["devices"].pop("lock_dir"),
+            r"mi300x\.yaml: devices\.lock_dir is missing: name one place for all jobs of a node",
+        ),
+        (
+            "mi300x",
+            "sites/mi300x.yaml",
+            lambda c: c.update(arms=["embedded"], devices={}),
+            r"mi300x\.yaml: devices\.lock_dir is missing",
         ),
         (
             "embedded",

@@ -8,6 +8,7 @@ from assay.engines.images import no_digest, reference
 from assay.engines.server import StartFailure
 from assay.engines.tenants import abandoned, owner
 from assay.errors import ConfigError
+from assay.records import FailureKind
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -66,6 +67,38 @@ def test_paths_that_are_there_are_accepted_and_relative_ones_are_not():
     check_paths(launch(mounts=(Mount(str(Path(__file__).parent), "/code"),), devices=("/dev/null",)))
     with pytest.raises(StartFailure, match=r"mount workflow of config text is not there .an absolute path"):
         check_paths(launch(mounts=(Mount("workflow", "/code"),)))
+
+
+class Ended:
+    """A container as its engine tells of it, from one look to the next; the last is told for ever."""
+
+    def __init__(self, *told):
+        self.told = [{"Status": "exited", "ExitCode": code, "OOMKilled": memory} for code, memory in told]
+        self.looks = 0
+
+    def reload(self):
+        self.attrs = {"State": self.told[min(self.looks, len(self.told) - 1)]}
+        self.looks += 1
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ([(137, True)], FailureKind.OUT_OF_MEMORY),
+        ([(137, False), (137, False), (137, True)], FailureKind.OUT_OF_MEMORY),  # it comes by another way, and later
+        ([(137, False)], FailureKind.EXITED),
+        ([(7, False), (7, True)], FailureKind.EXITED),
+    ],
+)
+def test_an_engine_may_say_late_that_a_killed_server_ran_out_of_memory(tmp_path, monkeypatch, told, kind):
+    monkeypatch.setattr("assay.engines.container.OOM_WORD_S", 0.5)
+    monkeypatch.setattr("assay.engines.container.POLL_S", 0.01)
+    (tmp_path / "log").touch()
+    server = launch().server(1, tmp_path / "log")
+    server._container = Ended(*told)
+    assert server.death().kind == kind
+    looks = server._container.looks
+    assert server.death().kind == kind and server._container.looks == looks  # a death is told once
 
 
 # --- owners -------------------------------------------------------------------------------------------------------

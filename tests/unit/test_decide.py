@@ -149,12 +149,26 @@ def test_an_identity_that_changed_is_an_error_even_with_failing_gates():
     assert "commit" in verdict.reason
 
 
-def test_leftovers_are_an_error_and_a_kill_is_a_caveat():
-    dirty = Cleanup(stopped_by="SIGTERM", clean=False, leftover=[{"pid": 7}], port_free=True)
-    assert judge(World(), **with_instances({"cleanup": dirty})).verdict is Status.ERROR
+def test_leftovers_are_an_error_that_names_them_and_a_kill_is_a_caveat():
+    left = {"pid": 7, "started_utc": "2026-11-30T12:00:00.000+00:00", "command": "python worker.py"}
+    dirty = Cleanup(stopped_by="SIGTERM", clean=False, leftover=[left], port_free=True)
+    verdict = judge(World(), **with_instances({"cleanup": dirty}))
+    assert verdict.verdict is Status.ERROR
+    assert "left python worker.py (pid 7 since 2026-11-30T12:00:00.000+00:00), its port free" in verdict.reason
     killed = Cleanup(stopped_by="SIGKILL", clean=True, port_free=True)
     verdict = judge(World(), **with_instances({"cleanup": killed}))
     assert (verdict.verdict, [caveat.code for caveat in verdict.caveats]) == (Status.PASS_WITH_CAVEAT, ["killed"])
+
+
+def test_workers_that_outlived_their_server_are_a_caveat_that_names_them():
+    worker = {"pid": 7, "started_utc": "2026-11-30T12:00:00.000+00:00", "command": "python worker.py"}
+    unseen = {"pid": 8, "started_utc": None, "command": None}
+    stopped = Cleanup(stopped_by="SIGTERM", clean=True, orphans=[worker, unseen], port_free=True)
+    verdict = judge(World(), **with_instances({"cleanup": stopped}))
+    assert (verdict.verdict, [caveat.code for caveat in verdict.caveats]) == (Status.PASS_WITH_CAVEAT, ["orphans"])
+    [caveat] = verdict.caveats
+    assert "workers of instance 0 outlived it and were ended: " in caveat.detail
+    assert "python worker.py (pid 7 since 2026-11-30T12:00:00.000+00:00), a process (pid 8)" in caveat.detail
 
 
 def test_no_planned_item_is_an_error():

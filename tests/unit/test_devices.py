@@ -102,7 +102,7 @@ def test_each_value_names_its_source(tmp_path):
     assert first[Reading.BAD_PAGES_PENDING].value is None
     assert first.tool_index == Known(0, "amd-smi")
     assert first.holders_source == "amd-smi"
-    assert node.sources["amd-smi"] == "read" and "No such file" in node.sources["rocm-smi"]
+    assert node.sources["amd-smi"] == "read" and node.sources["rocm-smi"] == f"there is no command {NO_TOOL}"
     alone = amd.discover(build(case("01"), tmp_path / "alone", tools=False).options)
     assert alone.devices[0].tool_index == Known(0, "position by PCI address")
     assert alone.devices[0].holders_source is None
@@ -156,7 +156,7 @@ def test_a_process_that_uses_no_memory_of_a_device_is_no_tenant_of_it(tmp_path):
 
 def test_no_device_is_an_error_that_says_what_was_asked_and_nothing_falls_back_to_the_cpu(tmp_path):
     options = build({"sysfs": {"kfd_nodes": [], "drm": []}}, tmp_path, tools=False).options
-    with pytest.raises(NoDeviceError, match=r"no AMD device.*falls back to the CPU.*sysfs: there is no .*amd-smi: "):
+    with pytest.raises(NoDeviceError, match=r"no AMD device.*falls back to the CPU.*sysfs: no .*amd-smi: "):
         amd.discover(options)
     content = case("01")
     content["sysfs"]["kfd_nodes"] = content["sysfs"]["kfd_nodes"][:2]  # the CPUs
@@ -439,6 +439,51 @@ def test_whether_a_device_is_slowed_down_is_read_in_every_shape(said, throttle):
     assert found.get(Reading.THROTTLE) == throttle
 
 
+def throttling(**changed):
+    """What `amd-smi metric` of 6.4 and later has in its section `throttle`, as its documentation shows it."""
+    kinds = ("prochot", "ppt", "socket_thermal", "vr_thermal", "hbm_thermal")
+    told = {f"{kind}_accumulated": 0 for kind in kinds} | {f"{kind}_violation_status": "NOT ACTIVE" for kind in kinds}
+    return {"accumulation_counter": 11240028, "gfx_clk_below_host_limit_accumulated": "N/A"} | told | changed
+
+
+@pytest.mark.parametrize(
+    ("section", "throttle", "ticks"),
+    [
+        (throttling(), "UNTHROTTLED", 0),
+        (throttling(hbm_thermal_violation_status="ACTIVE", hbm_thermal_accumulated=5), "THROTTLED: hbm_thermal", 5),
+        # The power cap does its work under load: no fault.
+        (throttling(ppt_violation_status="ACTIVE", ppt_accumulated=9), "UNTHROTTLED", 0),
+        (throttling(vr_thermal_accumulated="N/A"), "UNTHROTTLED", None),
+        (dict.fromkeys(throttling(), "N/A"), None, None),
+        ("N/A", None, None),
+    ],
+)
+def test_later_releases_tell_a_slowdown_by_its_cause_and_count_it(section, throttle, ticks):
+    found = smi.smi_readings({"metric": {"power": {"throttle_status": "N/A"}, "throttle": section}})
+    assert (found.get(Reading.THROTTLE), found.get(Reading.THROTTLED_TICKS)) == (throttle, ticks)
+
+
+PAGE = {"page_address": 4096, "page_size": 4096, "status": "PENDING"}
+
+
+@pytest.mark.parametrize(
+    ("pending", "count"),
+    [("No bad pages found.", 0), ([PAGE, PAGE], 2), (PAGE, 1), ("N/A", None), (None, None)],  # one alone has no list
+)
+def test_pages_that_wait_to_be_retired_are_counted(pending, count):
+    found = smi.smi_readings({"bad-pages": {"retired": "No bad pages found.", "pending": pending}})
+    assert found.get(Reading.BAD_PAGES_PENDING) == count
+
+
+def test_bad_pages_that_sysfs_does_not_tell_are_asked_of_amd_smi(tmp_path):
+    content = case("01")
+    found = {device["gpu"]: "No bad pages found." for device in content["amd_smi"]["list"]} | {3: [PAGE]}
+    content["amd_smi"]["bad-pages"] = [{"gpu": gpu, "pending": pages} for gpu, pages in found.items()]
+    devices = amd.discover(build(content, tmp_path).options).devices
+    told = {device.tool_index.value: device[Reading.BAD_PAGES_PENDING] for device in devices}
+    assert told.pop(3) == Known(1, "amd-smi") and set(told.values()) == {Known(0, "amd-smi")}
+
+
 def test_a_library_that_prints_and_raises_is_passed_over(tmp_path):
     package = tmp_path / "packages/amdsmi/__init__.py"
     package.parent.mkdir(parents=True)
@@ -468,6 +513,8 @@ def amdsmi_get_power_info(row): return {{"average_socket_power": "N/A", "current
 def amdsmi_get_gpu_perf_level(row): return "AMDSMI_DEV_PERF_LEVEL_AUTO"
 def amdsmi_get_gpu_process_list(row):
     return [{{"pid": 900 + row["gpu"], "name": "N/A", "memory_usage": {{"vram_mem": 5}}}}] if row["gpu"] == 3 else []
+class AmdSmiMemoryPageStatus: RESERVED, PENDING = 0, 1
+def amdsmi_get_gpu_bad_page_info(row): return [{{"status": 0}}, {{"status": 1}}] if row["gpu"] == 3 else []
 def amdsmi_get_gpu_activity(row): raise RuntimeError("no permission")
 """
     )
@@ -480,6 +527,7 @@ def amdsmi_get_gpu_activity(row): raise RuntimeError("no permission")
     # HIP 0 is amd-smi 3.
     assert node.devices[0][Reading.MEMORY_USED] == Known(1003 * 2**20, "amdsmi")
     assert node.devices[0][Reading.PERFORMANCE_LEVEL] == Known("AUTO", "amdsmi")
+    assert [one[Reading.BAD_PAGES_PENDING] for one in node.devices[:2]] == [Known(1, "amdsmi"), Known(0, "amdsmi")]
     assert node.devices[0][Reading.ACTIVITY].value is None
     assert [(one.pid, one.memory) for one in node.devices[0].holders] == [(903, 5)]
     assert [one.holders for one in node.devices[1:]] == [()] * 7

@@ -610,6 +610,14 @@ def test_the_command_prints_its_json_and_still_refuses_another_provider(tmp_path
     assert isinstance(result.exception, ServerError)
 
 
+def test_the_command_says_of_an_arm_without_rules_that_nothing_can_be_read(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("Using FLASH_ATTN attention backend\n")
+    result = run("transformers-serve", log, "--json")
+    assert json.loads(result.stdout)["facts"] == [] and result.exit_code == 0
+    assert "arm 'transformers-serve' has no `log_rules`" in result.stderr
+
+
 def test_the_command_names_an_unknown_arm(tmp_path):
     result = run("vllm-cp", tmp_path / "x.log")
     assert "unknown arm 'vllm-cp': did you mean vllm-cpu" in str(result.exception)

@@ -305,6 +305,16 @@ def codes(decision):
     return {caveat.code for caveat in decision.caveats}
 
 
+def test_a_run_whose_server_leaves_a_worker_behind_says_so_and_which(workspace, caplog):
+    caplog.set_level("INFO")
+    rows, _, cleanup = run(workspace, "--escape", "worker", "--die-at-request", 3)
+    pid = Path("worker").read_text()
+    assert cleanup["clean"] and [str(orphan["pid"]) for orphan in cleanup["orphans"]] == [pid]
+    assert "workers outlived it and were ended" in caplog.text
+    [caveat] = [caveat for caveat in judged(workspace, rows).caveats if caveat.code == "orphans"]
+    assert f"(pid {pid} since 20" in caveat.detail
+
+
 def test_a_server_on_devices_sees_those_that_are_leased_and_they_are_evidence(workspace, machine, monkeypatch):
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "6,4")
     rows, identity, _ = run(workspace, **on_devices(machine))

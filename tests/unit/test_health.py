@@ -149,6 +149,7 @@ def test_nvidia_is_judged_by_the_same_gates(tmp_path):
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory):
     node, options = discovered("01", tmp_path_factory.mktemp("x"))
+    node = with_reading(node, 0, Reading.THROTTLED_TICKS, 7)
     return with_reading(node, 0, Reading.BAD_PAGES_PENDING, 0), options
 
 
@@ -261,6 +262,9 @@ def test_settling_gives_up_with_the_reasons(healthy):
         (Reading.MEMORY_USED, GIB, GIB + 2**28 + 1, "memory_returned", Outcome.REFUSE),
         (Reading.MEMORY_USED, GIB, 0, "memory_returned", Outcome.PASS),
         (Reading.MEMORY_USED, GIB, None, "memory_returned", Outcome.UNKNOWN),
+        (Reading.THROTTLED_TICKS, 7, 7, "throttle_rise", Outcome.PASS),
+        (Reading.THROTTLED_TICKS, 7, 8, "throttle_rise", Outcome.WARN),  # it was slow: its answers are what they are
+        (Reading.THROTTLED_TICKS, 7, None, "throttle_rise", Outcome.UNKNOWN),
         (Reading.ECC_UNCORRECTABLE, 0, 1, "ecc_uncorrectable_rise", Outcome.REFUSE),
         (Reading.ECC_UNCORRECTABLE, 3, 3, "ecc_uncorrectable_rise", Outcome.PASS),
         (Reading.ECC_DEFERRED, 0, 1, "ecc_deferred_rise", Outcome.REFUSE),

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -31,6 +32,7 @@ def test_a_server_is_ready_after_a_real_generation_and_gone_afterwards(tmp_path)
     pid, port, death = seen[0]
     assert death is None
     assert (cleanup.stopped_by, cleanup.exit_code, cleanup.leftover) == ("SIGINT", -signal.SIGINT, [])
+    assert cleanup.orphans == []
     assert cleanup.clean and cleanup.port_free
     assert not alive(pid) and listeners(HOST, port) == set()
 
@@ -73,6 +75,7 @@ def test_a_server_that_ignores_sigint_and_sigterm_is_killed(tmp_path):
     [cleanup] = run(fake("--stubborn", stop_grace_s=0.5), tmp_path)
     assert (cleanup.stopped_by, cleanup.exit_code, cleanup.clean) == ("SIGKILL", -signal.SIGKILL, True)
     assert cleanup.seconds >= 1.0  # two graces
+    assert cleanup.orphans == []  # it did not outlive itself
 
 
 def test_a_server_whose_first_thread_ends_first_is_waited_for_to_its_last(tmp_path):
@@ -93,21 +96,40 @@ def test_a_worker_that_forked_twice_into_its_own_session_is_found_and_ended(tmp_
     [cleanup] = run(fake("--escape", worker, stop_grace_s=0.5), tmp_path, body)
     assert cleanup.stopped_by == "SIGTERM"  # the worker ignores SIGINT
     assert cleanup.clean and not alive(pids[0])
+    assert [orphan["pid"] for orphan in cleanup.orphans] == pids
 
 
-def test_workers_left_by_a_server_that_died_are_ended_too(tmp_path):
+def test_workers_left_by_a_server_that_died_are_ended_and_named_by_pid_and_start_time(tmp_path):
     worker = tmp_path / "worker"
-    pids = []
+    pids, started = [], []
 
     def body(server):
         assert wait_until(worker.exists)
         pids.append(int(worker.read_text()))
+        started.append(psutil.Process(pids[0]).create_time())
         os.kill(server.pid, signal.SIGKILL)
         assert wait_until(server.death)
         assert server.death().message == "the server exited with signal SIGKILL"
 
     [cleanup] = run(fake("--escape", worker, stop_grace_s=0.5), tmp_path, body)
     assert (cleanup.exit_code, cleanup.clean) == (-signal.SIGKILL, True)
+    assert not alive(pids[0])
+    [orphan] = cleanup.orphans
+    assert orphan["pid"] == pids[0] and "fake_server.py" in orphan["command"]
+    assert datetime.fromisoformat(orphan["started_utc"]).timestamp() == pytest.approx(started[0], abs=0.001)
+
+
+def test_a_worker_that_ends_with_its_server_is_none_that_was_left(tmp_path):
+    pids = []
+
+    def body(server):
+        assert wait_until((tmp_path / "worker").exists)
+        pids.append(int((tmp_path / "worker").read_text()))
+        os.kill(server.pid, signal.SIGKILL)
+        assert wait_until(server.death)
+
+    [cleanup] = run(fake("--worker", tmp_path / "worker", stop_grace_s=0.5), tmp_path, body)
+    assert (cleanup.stopped_by, cleanup.orphans, cleanup.clean) == ("exited", [], True)
     assert not alive(pids[0])
 
 
@@ -125,6 +147,7 @@ def test_nothing_is_left_when_the_watchdog_itself_is_killed(tmp_path):
     [cleanup] = run(fake("--escape", worker), tmp_path, body)
     assert cleanup.clean and cleanup.stopped_by == "SIGKILL"
     assert not any(alive(pid) for pid in pids)
+    assert [orphan["pid"] for orphan in cleanup.orphans] == pids[1:]
 
 
 @pytest.mark.parametrize("flag", ["--stubborn", "--never-listen"])  # one dies of the busy port, one never binds it

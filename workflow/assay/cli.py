@@ -110,7 +110,10 @@ def facts(
     """Read what a server log says was asked for and picked; exit 1 on an execution provider that was not asked for."""
     from assay.engines.facts import read_log, require_logged_provider, resolve
 
-    found = read_log(log, read_config(folder).rules_of(arm))
+    rules = read_config(folder).rules_of(arm)
+    if not rules:
+        errors.print(f"arm '{arm}' has no `log_rules`, so nothing can be read but lines that may tell something")
+    found = read_log(log, rules)
     if as_json:
         say(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
     else:

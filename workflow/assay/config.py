@@ -76,6 +76,7 @@ CaveatCode = Literal[
     "no_solved_needles",
     "not_as_asked",
     "not_reproduced",
+    "orphans",
     "prompt_unchecked",
     "retokenised",
     "retried",
@@ -234,6 +235,7 @@ class HealthLimits(Strict):
     performance_level: str | None = "AUTO"
     throttle: str | None = "UNTHROTTLED"
     partition_modes: list[str] | None = Field(default=["SPX/NPS1", "MIG off"], description="Modes that are whole")
+    throttle_rise: int | None = Field(default=0, ge=0, description="Ticks of heat within one run; a warning")
     ecc_uncorrectable: int | None = Field(default=0, ge=0, description="Uncorrectable or deferred errors")
     ecc_correctable: int | None = Field(default=0, ge=0, description="A warning")
     ecc_correctable_rise: int | None = Field(default=100, ge=0, description="Within one run")
@@ -250,7 +252,7 @@ class DeviceOptions(Strict):
 
     lock_dir: str | None = Field(
         default=None,
-        description="Where leases lie, one place for all jobs of a node; may use environment variables. Null: none",
+        description="Where leases lie, one place for all jobs of a node; may use environment variables. Needed to run",
     )
     sysfs_root: str = "/sys"
     proc_root: str = "/proc"
@@ -1166,6 +1168,8 @@ def _explain(where: str, value: Any, item: Mapping[str, Any]) -> str:
         return f"{where}: unknown key '{keys}'; remove it or correct its spelling"
     if item["type"] == "missing":
         return f"{where}: key '{keys}' is missing"
+    if item["type"] == "value_error":  # our own sentence, which says what was found
+        return f"{where}: {f'{keys}: ' if keys else ''}{item['ctx']['error']}"
     found = repr(item["input"])
     return f"{where}: {keys or 'value'}: {item['msg']} (found {found if len(found) <= 80 else found[:77] + '...'})"
 
@@ -1345,6 +1349,11 @@ def _check_site(config: Config, folder: Path) -> None:
                 f"{where}: arms: '{name}' takes devices, and the site does not say how they are shared; add `devices: "
                 "{lock_dir: PATH}`, PATH being one place for all jobs of a node"
             )
+    if site.devices and site.devices.lock_dir is None:
+        raise ConfigError(
+            f"{where}: devices.lock_dir is missing: name one place for all jobs of a node, where they see "
+            "which devices others of them hold"
+        )
     trees = {arm.process.tree: name for name, arm in config.arms.items() if arm.process and arm.process.tree}
     for name in config.settings.trees:
         _refer(trees, name, "tree", f"{folder}/config.yaml: trees")

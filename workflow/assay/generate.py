@@ -212,7 +212,10 @@ async def _walk(server: Server, client: Plan, items: list[Row], arm: str, concur
 
 
 def _left(cleanup: Cleanup) -> str:
-    return "nothing of it is left" if cleanup.clean else f"left: {cleanup.leftover}, port free: {cleanup.port_free}"
+    outlived = f"; workers outlived it and were ended: {cleanup.orphans}" if cleanup.orphans else ""
+    if cleanup.clean:
+        return f"nothing of it is left{outlived}"
+    return f"left: {cleanup.leftover}, port free: {cleanup.port_free}{outlived}"
 
 
 def _probe(spec: ClientSpec) -> Probe:

@@ -40,7 +40,7 @@ def discover(options: DeviceOptions, need: Collection[Reading] = tuple(Reading))
     sysfs = Path(options.sysfs_root)
     found = kfd.topology(sysfs)
     agents = found.agents if found else ()
-    state = {SYSFS: _state(found)}
+    state = {SYSFS: _state(found, sysfs)}
     answers: dict[str, Mapping[str, Row]] = {}
     if agents:
         rows = [_sysfs_row(agent) for agent in agents]
@@ -74,9 +74,9 @@ def discover(options: DeviceOptions, need: Collection[Reading] = tuple(Reading))
     return _node(agents, answers, state, Path(options.proc_root), sysfs)
 
 
-def _state(found: kfd.Topology | None) -> str:
+def _state(found: kfd.Topology | None, sysfs: Path) -> str:
     if found is None:
-        return f"there is no {kfd.NODES}: the driver is not loaded"
+        return f"no {sysfs / kfd.NODES}: the driver amdgpu is not loaded, or hidden from us"
     if not found.agents:
         return f"KFD has no GPU node{_hidden(found)}"
     return f"read{_hidden(found)}"

@@ -41,6 +41,12 @@ def _row(amdsmi: Any, index: int, handle: Any) -> dict[str, Any]:
     def scaled(value: Any, by: int) -> Any:
         return value * by if isinstance(value, int) else None
 
+    def pending(pages: Any) -> int | None:
+        if isinstance(pages, str):  # a sentence: there is none
+            return 0
+        status = amdsmi.AmdSmiMemoryPageStatus.PENDING
+        return sum(page["status"] == status for page in pages) if isinstance(pages, list) else None
+
     kfd, memory, errors = ask("gpu_kfd_info"), ask("gpu_vram_usage"), ask("gpu_total_ecc_count")
     compute, ranges = ask("gpu_compute_partition"), ask("gpu_memory_partition")
     return {
@@ -60,6 +66,7 @@ def _row(amdsmi: Any, index: int, handle: Any) -> dict[str, Any]:
             "ecc_uncorrectable": item(errors, "uncorrectable_count"),
             "ecc_deferred": item(errors, "deferred_count"),
             "ecc_correctable": item(errors, "correctable_count"),
+            "bad_pages_pending": pending(ask("gpu_bad_page_info")),
         },
         "processes": _processes(ask("gpu_process_list"), item),
     }

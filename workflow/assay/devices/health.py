@@ -255,24 +255,26 @@ def compare(before: Node, after: Node, chosen: Sequence[Device], options: Device
     ):
         if then.address != now.address:
             raise DeviceError(f"{then} was at {then.address} before the run and is at {now.address} after it")
-        for gate, reading, limit in (
-            (MEMORY_RETURNED, Reading.MEMORY_USED, limits.memory_return_bytes),
-            ("ecc_uncorrectable_rise", Reading.ECC_UNCORRECTABLE, limits.ecc_uncorrectable),
-            ("ecc_deferred_rise", Reading.ECC_DEFERRED, limits.ecc_uncorrectable if now.vendor in AMD else None),
-            ("ecc_correctable_rise", Reading.ECC_CORRECTABLE, limits.ecc_correctable_rise),
+        amd = now.vendor in AMD
+        for gate, reading, limit, otherwise in (
+            (MEMORY_RETURNED, Reading.MEMORY_USED, limits.memory_return_bytes, Outcome.REFUSE),
+            ("throttle_rise", Reading.THROTTLED_TICKS, limits.throttle_rise if amd else None, Outcome.WARN),
+            ("ecc_uncorrectable_rise", Reading.ECC_UNCORRECTABLE, limits.ecc_uncorrectable, Outcome.REFUSE),
+            ("ecc_deferred_rise", Reading.ECC_DEFERRED, limits.ecc_uncorrectable if amd else None, Outcome.REFUSE),
+            ("ecc_correctable_rise", Reading.ECC_CORRECTABLE, limits.ecc_correctable_rise, Outcome.REFUSE),
         ):
             if limit is not None:
-                checks.append(_rise(gate, then, now, reading, limit))
+                checks.append(_rise(gate, then, now, reading, limit, otherwise))
     return Report(tuple(checks), options.on_unknown)
 
 
-def _rise(gate: str, then: Device, now: Device, reading: Reading, limit: float) -> Check:
+def _rise(gate: str, then: Device, now: Device, reading: Reading, limit: float, otherwise: Outcome) -> Check:
     first, last = then[reading].value, now[reading].value
     if first is None or last is None:
         detail = f"{reading} could not be read before and after the run"
         return Check(gate, str(now), Outcome.UNKNOWN, None, limit, now[reading].source, detail)
     rise = float(last) - float(first)
-    outcome = Outcome.PASS if rise <= limit else Outcome.REFUSE
+    outcome = Outcome.PASS if rise <= limit else otherwise
     return Check(gate, str(now), outcome, rise, limit, now[reading].source, f"{reading} went from {first} to {last}")
 
 

@@ -42,6 +42,7 @@ class Reading(StrEnum):
     TEMPERATURE = "temperature"  # degrees Celsius, hottest spot of the die
     MEMORY_TEMPERATURE = "memory_temperature"  # degrees Celsius
     THROTTLE = "throttle"  # UNTHROTTLED, or why it is slowed down
+    THROTTLED_TICKS = "throttled_ticks"  # of slowing down for heat, since the driver was loaded
     ECC_UNCORRECTABLE = "ecc_uncorrectable"  # errors since the driver was loaded
     ECC_DEFERRED = "ecc_deferred"
     ECC_CORRECTABLE = "ecc_correctable"

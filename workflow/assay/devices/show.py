@@ -63,7 +63,7 @@ def as_table(node: Node, limits: HealthLimits, env: Mapping[str, str]) -> Table:
     table = Table()
     headings = (vendor.runtime, "PCI", vendor.tool, "name", "partition", "memory in use", "held by", "verdict")
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "PCI")  # what devices are told by stays whole
     numbers = _numbers(node, env)
     for device in node.devices:
         number = numbers.get(device.index)

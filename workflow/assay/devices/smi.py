@@ -54,6 +54,10 @@ ROCM_SMI: dict[Reading, tuple[str, ...]] = {
 }
 WORDS = {Reading.NAME, Reading.PERFORMANCE_LEVEL, Reading.THROTTLE, Reading.PARTITION_MODE}  # the others are numbers
 
+# What slows a device down for heat, in the section `throttle` of `amd-smi metric`; a power cap is no fault.
+HEAT = ("prochot", "socket_thermal", "vr_thermal", "hbm_thermal")
+NO_PAGES = "No bad pages found."
+
 STATES = {"False": "UNTHROTTLED", "0": "UNTHROTTLED", "True": "THROTTLED"}  # of releases that tell no word
 
 
@@ -115,7 +119,7 @@ def amd_smi(tool: str) -> list[Row]:
     except NoAnswer:  # before ROCm 6.4 there is no -e
         listed = _by_gpu(_json([tool, "list", "--json"]), "list")
     tables = {}
-    for command in ("static", "metric", "process", "partition"):
+    for command in ("static", "metric", "process", "partition", "bad-pages"):
         try:
             tables[command] = _by_gpu(_json([tool, command, "--json"]), command)
         except NoAnswer:
@@ -142,7 +146,7 @@ def amd_smi(tool: str) -> list[Row]:
 
 
 def smi_readings(tables: Mapping[str, Mapping[str, Any]]) -> dict[Reading, Value]:
-    """Readings of one device from its entry in the answers to `amd-smi static`, `metric` and `partition`."""
+    """Readings of one device from its entry in the answers to `amd-smi static`, `metric`, `partition`, `bad-pages`."""
     partition, now = tables.get("static", {}), tables.get("partition", {})
     compute = (
         _at(partition, "partition.accelerator_partition")
@@ -153,7 +157,42 @@ def smi_readings(tables: Mapping[str, Mapping[str, Any]]) -> dict[Reading, Value
     found = {
         reading: [_at(tables.get(command, {}), path) for path in paths] for reading, (command, paths) in AMD_SMI.items()
     }
-    return _clean(found | {Reading.PARTITION_MODE: [f"{compute}/{memory}" if compute and memory else None]})
+    throttle = _at(tables.get("metric", {}), "throttle")
+    found[Reading.THROTTLE].append(_throttle(throttle))
+    return _clean(
+        found
+        | {
+            Reading.PARTITION_MODE: [f"{compute}/{memory}" if compute and memory else None],
+            Reading.THROTTLED_TICKS: [_ticks(throttle)],
+            Reading.BAD_PAGES_PENDING: [_pages(_at(tables.get("bad-pages", {}), "pending"))],
+        }
+    )
+
+
+def _throttle(entry: Any) -> str | None:
+    """Whether heat slows a device down; null where no release says so."""
+    if not isinstance(entry, Mapping):
+        return None
+    states = {name: entry.get(f"{name}_violation_status") for name in HEAT}
+    if hot := [name for name, state in states.items() if state == "ACTIVE"]:
+        return f"THROTTLED: {', '.join(hot)}"
+    return "UNTHROTTLED" if "NOT ACTIVE" in states.values() else None
+
+
+def _ticks(entry: Any) -> float | None:
+    """Ticks for which heat slowed a device down; null unless all are told."""
+    counts = [number(entry.get(f"{name}_accumulated")) if isinstance(entry, Mapping) else None for name in HEAT]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _pages(leaf: Any) -> int | None:
+    """How many pages are listed: a sentence says that there is none, and one alone is without its list."""
+    if leaf == NO_PAGES:
+        return 0
+    if isinstance(leaf, Mapping):
+        return 1
+    return len(leaf) if isinstance(leaf, list) else None
 
 
 def rocm_smi(tool: str) -> list[Row]:
@@ -289,6 +328,8 @@ def _run(command: Sequence[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"no answer within {LIMIT_S} s") from None
+    except FileNotFoundError:
+        raise NoAnswer(f"there is no command {command[0]}") from None
     except OSError as error:
         raise NoAnswer(error.strerror or str(error)) from None
     if done.returncode != 0:

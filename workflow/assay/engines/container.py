@@ -38,16 +38,17 @@ from assay.engines.server import (
     alive,
     can_bind,
     end_survivors,
-    leftover_of,
 )
-from assay.engines.watchdog import LAST_GRACE_S
+from assay.engines.watchdog import LAST_GRACE_S, described
 from assay.errors import ServerError
 from assay.records import FailureKind
 
 log = logging.getLogger(__name__)
 
 SETTLE_S = 10  # from the end of a container's first process to the engine's word on it
+OOM_WORD_S = 5  # from that word to the one that memory was why, which comes by another way, and on a busy machine late
 LOG_END_S = 5
+KILLED = 128 + signal.SIGKILL
 NO_COMMAND = (126, 127)  # exit codes of the init, and of shells, for a command that cannot be run or found
 PORT_HOLDERS = {"docker-proxy", "dockerd", "rootlesskit"}  # what listens for a container whose port is published
 
@@ -136,6 +137,7 @@ class ContainerServer(Server):
         self._container: Container | None = None
         self._init: psutil.Process | None = None  # the container's process 1
         self._log_copy: threading.Thread | None = None
+        self._death: Death | None = None
 
     @property
     def pid(self) -> int:
@@ -150,9 +152,16 @@ class ContainerServer(Server):
 
     def death(self) -> Death | None:
         """How the server ended, or None while it lives."""
-        if self._init is not None and alive(self._init):
-            return None
+        if self._death is None and not (self._init is not None and alive(self._init)):
+            self._death = self._how_it_ended()
+        return self._death
+
+    def _how_it_ended(self) -> Death:
         state = self._final_state()
+        deadline = time.monotonic() + OOM_WORD_S
+        while state and state["ExitCode"] == KILLED and not state["OOMKilled"] and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            state = self._final_state()
         if self._log_copy is not None:
             self._log_copy.join(LOG_END_S)
         if state is None:
@@ -370,7 +379,7 @@ class ContainerServer(Server):
         if survivors := self._survivors():  # only when the engine is gone or hangs
             stopped_by = "SIGKILL"
             end_survivors(survivors, LAST_GRACE_S)
-        return self._cleanup(started, stopped_by, exit_code, kept + leftover_of(self._survivors()))
+        return self._cleanup(started, stopped_by, exit_code, kept + list(map(described, self._survivors())))
 
     def _end(self) -> str:
         """End the container's processes; returns the name of the last signal that was needed, or "exited"."""
@@ -398,7 +407,8 @@ class ContainerServer(Server):
             except NotFound:
                 pass
             except ENGINE_ERRORS as error:
-                kept = [{"pid": None, "command": f"container {self._container.short_id}: {told(error)}"}]
+                what = f"container {self._container.short_id}: {told(error)}"
+                kept = [{"pid": None, "started_utc": None, "command": what}]
         if self._log_copy is not None:
             self._log_copy.join(LOG_END_S)
         if self._engine is not None:

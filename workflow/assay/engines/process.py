@@ -27,8 +27,8 @@ from assay.engines.server import (
     Server,
     alive,
     end_survivors,
-    leftover_of,
 )
+from assay.engines.watchdog import described
 from assay.errors import ServerError
 from assay.records import FailureKind
 
@@ -139,14 +139,15 @@ class ProcessServer(Server):
         while self._watchdog.poll() is None and time.monotonic() - started < limit_s:
             self._listen(POLL_S)
         self._listen(0)
-        stopped_by = self._events.get("stopped", {}).get("stopped_by", "exited")
+        stopped = self._events.get("stopped", {"stopped_by": "exited", "orphans": []})
+        stopped_by, orphans = stopped["stopped_by"], stopped["orphans"]
         if survivors := self._survivors():  # only when the watchdog itself was killed or hangs
-            stopped_by = "SIGKILL"
+            stopped_by, orphans = "SIGKILL", [described(one) for one in survivors if one.pid != self._pid]
             end_survivors(survivors, watchdog.LAST_GRACE_S)
         self._watchdog.wait()
         _opened(self._watchdog.stdout).close()
         exit_code = self._events.get("exited", {}).get("exit_code")
-        return self._cleanup(started, stopped_by, exit_code, leftover_of(self._survivors()))
+        return self._cleanup(started, stopped_by, exit_code, list(map(described, self._survivors())), orphans)
 
     def _survivors(self) -> list[psutil.Process]:
         """Living processes of the tree: seen in it before, or in the session that was made for it."""

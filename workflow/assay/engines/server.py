@@ -77,12 +77,13 @@ class Cleanup:
     stopped_by: str  # "exited", or the last signal that was needed
     seconds: float
     exit_code: int | None
-    leftover: list[dict[str, Any]]  # pid and command of each process of ours still alive
+    orphans: list[dict[str, Any]]  # outlived the server's first process and were ended by us, see `watchdog.described`
+    leftover: list[dict[str, Any]]  # processes of ours still alive, alike
     port_free: bool
     clean: bool
 
 
-NOT_STARTED = Cleanup("not started", 0.0, None, [], port_free=True, clean=True)
+NOT_STARTED = Cleanup("not started", 0.0, None, [], [], port_free=True, clean=True)
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,12 @@ class Server(ABC):
         self.ready_s = time.monotonic() - self._started
 
     def _cleanup(
-        self, started: float, stopped_by: str, exit_code: int | None, leftover: list[dict[str, Any]]
+        self,
+        started: float,
+        stopped_by: str,
+        exit_code: int | None,
+        leftover: list[dict[str, Any]],
+        orphans: Sequence[dict[str, Any]] = (),
     ) -> Cleanup:
         """What a launcher returns from `_stop`, which it began at `started`."""
         port_free = can_bind(self.launch.host, self.port)
@@ -220,6 +226,7 @@ class Server(ABC):
             stopped_by=stopped_by,
             seconds=round(time.monotonic() - started, 3),
             exit_code=exit_code,
+            orphans=list(orphans),
             leftover=leftover,
             port_free=port_free,
             clean=port_free and not leftover,
@@ -396,11 +403,6 @@ def end_survivors(survivors: Sequence[psutil.Process], limit_s: float) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(survivors, timeout=limit_s)
-
-
-def leftover_of(processes: Sequence[psutil.Process]) -> list[dict[str, Any]]:
-    """What `Cleanup.leftover` says of living processes."""
-    return [{"pid": process.pid, "command": name(process.pid)} for process in processes]
 
 
 def name(pid: int | None) -> str:

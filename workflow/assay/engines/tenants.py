@@ -1,17 +1,13 @@
-"""Whose containers an engine runs: ours by label, those a killed run of ours left behind, and other people's."""
+"""Whose containers an engine runs: ours by label, and of those the ones that a killed run left behind."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from docker import DockerClient
 from docker.errors import NotFound
-from docker.models.containers import Container
 
 from assay.engines.images import ENGINE_ERRORS, told
 from assay.engines.server import boot_id
@@ -23,19 +19,6 @@ CONFIG = "assay.config"
 HEAL_GRACE_S = 10
 
 _START_TICKS = 19  # /proc/<pid>/stat: index of `starttime` (field 22) behind the command, see proc_pid_stat(5)
-
-
-@dataclass(frozen=True)
-class Tenant:
-    """A running container that Assay did not launch, and what it may hold."""
-
-    container: str
-    name: str
-    image: str
-    pid: int
-    devices: list[str]  # paths on this machine
-    gpus: list[str]  # ids of device requests; "all", or "any N" where the engine chose
-    privileged: bool  # it sees every device, whatever is listed
 
 
 def owner(pid: int) -> str | None:
@@ -88,32 +71,6 @@ def heal(engine: DockerClient) -> list[str]:
         log.warning("removed %s: a killed run had left it behind", what)
         removed.append(container.id)
     return removed
-
-
-def tenants(engine: DockerClient) -> list[Tenant]:
-    """Running containers that Assay did not launch."""
-    running = engine.containers.list(ignore_removed=True)
-    return [_tenant(container) for container in running if OWNER not in container.labels]
-
-
-def _tenant(container: Container) -> Tenant:
-    host: Mapping[str, Any] = container.attrs["HostConfig"]
-    return Tenant(
-        container=container.id,
-        name=container.name,
-        image=container.attrs["Config"]["Image"],
-        pid=container.attrs["State"]["Pid"],
-        devices=[device["PathOnHost"] for device in host.get("Devices") or []],
-        gpus=[gpu for request in host.get("DeviceRequests") or [] for gpu in _requested(request)],
-        privileged=host["Privileged"],
-    )
-
-
-def _requested(request: Mapping[str, Any]) -> list[str]:
-    if request.get("DeviceIDs"):
-        return list(request["DeviceIDs"])
-    count = request.get("Count") or 0
-    return ["all"] if count < 0 else [f"any {count}"]
 
 
 def _pid_namespace() -> str:

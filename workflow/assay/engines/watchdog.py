@@ -6,7 +6,8 @@ of ending the owner leaves a server behind. Run as a script, in a session of its
     python -P watchdog.py GRACE_SECONDS COMMAND...
 
 What happens is told on standard output, one JSON object a line, `event` being `started` (pid), `cannot_start`
-(message), `exited` (exit_code; minus the signal number when a signal ended it), `stopped` (stopped_by, leftover).
+(message), `exited` (exit_code; minus the signal number when a signal ended it), `stopped` (stopped_by, orphans: the
+processes that outlived the server, see `described`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import psutil
@@ -27,6 +29,7 @@ import psutil
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 POLL_S = 0.05
 LAST_GRACE_S = 10  # after SIGKILL: a process in uninterruptible sleep dies late
+SETTLE_S = 1  # what ends with its server ends within this
 
 
 def main(grace_s: float, command: list[str]) -> None:
@@ -50,13 +53,38 @@ def main(grace_s: float, command: list[str]) -> None:
     _tell(event="started", pid=server.pid)
     while not select.select([sys.stdin], [], [], POLL_S)[0]:
         _reap(server.pid)
-    stopped_by = _stop(server.pid, grace_s)
-    _tell(event="stopped", stopped_by=stopped_by, leftover=sorted(process.pid for process in _descendants()))
+    stopped_by, orphans = _stop(server.pid, grace_s)
+    _tell(event="stopped", stopped_by=stopped_by, orphans=orphans)
 
 
-def _stop(server: int, grace_s: float) -> str:
-    """End every descendant; returns the name of the last signal that was needed, or "exited"."""
+def described(process: psutil.Process) -> dict[str, Any]:
+    """A process for the record: by pid and start time it is named for ever. Null: it ended, or may not be looked at."""
+    with process.oneshot(), contextlib.suppress(psutil.Error):
+        started = datetime.fromtimestamp(process.create_time(), UTC).isoformat(timespec="milliseconds")
+        return {"pid": process.pid, "started_utc": started, "command": " ".join(process.cmdline())[:120]}
+    return {"pid": process.pid, "started_utc": None, "command": None}
+
+
+def _stop(server: int, grace_s: float) -> tuple[str, list[dict[str, Any]]]:
+    """End every descendant.
+
+    Returns:
+        the name of the last signal that was needed, or "exited"; what lived on when the server had ended: for
+        `SETTLE_S` after it ended by itself, or through the grace in which it ended.
+    """
     stopped_by = "exited"
+    orphans: dict[psutil.Process, dict[str, Any]] = {}
+
+    def note(tree: set[psutil.Process]) -> None:
+        if server not in {process.pid for process in tree}:
+            orphans.update({process: described(process) for process in tree - orphans.keys()})
+
+    _reap(server)
+    deadline = time.monotonic() + SETTLE_S
+    while not psutil.pid_exists(server) and _descendants() and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        _reap(server)
+    note(_descendants())
     for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, grace_s), (signal.SIGKILL, LAST_GRACE_S)):
         _reap(server)
         told: set[psutil.Process] = set()
@@ -71,7 +99,8 @@ def _stop(server: int, grace_s: float) -> str:
             _reap(server)
         if not tree:
             break
-    return stopped_by
+        note(tree)
+    return stopped_by, sorted(orphans.values(), key=lambda orphan: orphan["pid"])
 
 
 def _descendants() -> set[psutil.Process]:

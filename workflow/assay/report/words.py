@@ -66,6 +66,8 @@ CAVEATS: dict[str, str] = {  # as the README has them
     "device_unwatched": "looks at the devices failed while the server ran, or nothing lists the processes on them: "
     "others may have been there unseen",
     "killed": "the server stopped only when killed",
+    "orphans": "workers of the server outlived it, and Assay ended them: started by hand, it would have left them on "
+    "its devices",
     "single_instance": "no second instance: nothing could be confirmed on another",
     "self_consistency_only": "no reference: a fault that is always the same stays unseen (no text config has it)",
 }

@@ -25,6 +25,7 @@ from assay.verdicts.model import (
     Devices,
     Gate,
     Instance,
+    Left,
     NegativeControl,
     PositiveControl,
     Reference,
@@ -343,11 +344,15 @@ def _unclean(instances: Sequence[Instance]) -> list[str]:
         if entry.devices and entry.devices.after.outcome == "refuse"
     ]
     return changed + [
-        f"instance {entry.instance} did not stop cleanly: {len(entry.cleanup.leftover)} processes left, port "
-        f"{'free' if entry.cleanup.port_free else 'still taken'}"
+        f"instance {entry.instance} did not stop cleanly: left {_listed(entry.cleanup.leftover) or 'no process'}, "
+        f"its port {'free' if entry.cleanup.port_free else 'still taken'}"
         for entry in instances
         if not entry.cleanup.clean
     ]
+
+
+def _listed(processes: Sequence[Left]) -> str:
+    return ", ".join(map(str, processes))
 
 
 def _uncovered(coverage: Coverage, instances: Sequence[Instance]) -> list[str]:
@@ -415,6 +420,14 @@ def _caveats(
         Caveat(code="killed", detail=f"instance {entry.instance} stopped only when killed")
         for entry in instances
         if entry.cleanup.stopped_by == KILLED
+    ]
+    found += [
+        Caveat(
+            code="orphans",
+            detail=f"workers of instance {entry.instance} outlived it and were ended: {_listed(entry.cleanup.orphans)}",
+        )
+        for entry in instances
+        if entry.cleanup.orphans
     ]
     if len(instances) == 1:
         found.append(Caveat(code="single_instance", detail="no second instance: nothing could be confirmed on another"))

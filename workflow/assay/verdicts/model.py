@@ -268,12 +268,26 @@ class Startup(Strict):
     failure: StartupFailure | None = None
 
 
+class Left(Strict):
+    """A process of a server's, or a container (which has no pid), that was there when it should not have been."""
+
+    pid: int | None = None
+    started_utc: str | None = Field(default=None, description="With the pid it names one process for ever")
+    command: str | None = Field(default=None, description="null: it could not be looked at")
+
+    def __str__(self) -> str:
+        since = f" since {self.started_utc}" if self.started_utc else ""
+        what = self.command or "a process"
+        return what if self.pid is None else f"{what} (pid {self.pid}{since})"
+
+
 class Cleanup(Strict):
     """How a server was stopped, and what it left."""
 
     stopped_by: str | None = Field(description="'exited', or the last signal that was needed")
     clean: bool
-    leftover: list[JsonValue] = []
+    orphans: list[Left] = Field(default=[], description="What outlived its first process and was ended by us")
+    leftover: list[Left] = Field(default=[], description="What could not be ended")
     port_free: bool
     seconds: Finite | None = None
     exit_code: int | None = None
