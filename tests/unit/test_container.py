@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from assay.engines.container import ContainerLaunch, Mount, check_paths, host_path
-from assay.engines.images import no_digest, reference
+from assay.engines.images import reference
 from assay.engines.server import StartFailure
 from assay.engines.tenants import abandoned, owner
 from assay.errors import ConfigError
@@ -36,13 +36,8 @@ def test_a_digest_names_the_image_whatever_the_tag():
 
 
 def test_an_image_with_neither_digest_nor_tag_is_refused_with_the_command_that_finds_one():
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"imagetools inspect registry\.example/served:latest`"):
         reference("registry.example/served", None, None)
-    assert str(caught.value) == no_digest("registry.example/served", "latest")
-    assert (
-        "docker pull registry.example/served:latest && docker image inspect --format '{{index .RepoDigests 0}}' "
-        "registry.example/served:latest"
-    ) in str(caught.value)
 
 
 # --- paths --------------------------------------------------------------------------------------------------------

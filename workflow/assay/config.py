@@ -434,6 +434,14 @@ class Image(Strict):
     digest: str | None = Field(pattern=r"^sha256:[0-9a-f]{64}$", description="null: refused, unless `allow_tag` is set")
 
 
+def digest_hint(image: str) -> str:
+    """How to find the digest of what `repository:tag` means today."""
+    return (
+        f"the Digest of `docker buildx imagetools inspect {image}` (without docker: "
+        f"`skopeo inspect --format '{{{{.Digest}}}}' docker://{image}`)"
+    )
+
+
 WeightFormat = Literal["transformers", "gguf", "onnx", "ctranslate2"]
 Environment = dict[str, str]
 Files = dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], str]

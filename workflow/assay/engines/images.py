@@ -19,6 +19,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.images import Image
 from urllib3.exceptions import HTTPError
 
+from assay.config import digest_hint
 from assay.engines.server import StartFailure
 from assay.errors import ConfigError
 from assay.records import FailureKind
@@ -74,22 +75,8 @@ def reference(repository: str, digest: str | None, tag: str | None) -> str:
     if digest is not None:
         return f"{repository}@{digest}"
     if tag is None:
-        raise ConfigError(no_digest(repository, "latest"))
+        raise ConfigError(f"image {repository} has no digest: give it {digest_hint(f'{repository}:latest')}")
     return f"{repository}:{tag}"
-
-
-def no_digest(repository: str, tag: str) -> str:
-    """What to tell a user whose image is not pinned."""
-    return f"image {repository} has no digest, so what it is may change from day to day; {digest_hint(repository, tag)}"
-
-
-def digest_hint(repository: str, tag: str) -> str:
-    """How to find the digest of what a tag means today."""
-    name = f"{repository}:{tag}"
-    return (
-        f"to find it: docker pull {name} && docker image inspect --format '{{{{index .RepoDigests 0}}}}' {name} "
-        "(the part after the @)"
-    )
 
 
 def ensure_image(engine: DockerClient, repository: str, digest: str | None, tag: str | None) -> Image:
@@ -150,7 +137,8 @@ def _pull(repository: str, version: str | None, name: str, before: Image | None)
     except StartFailure as failure:
         if isinstance(failure.__cause__, NotFound):
             raise StartFailure(
-                failure.kind, f"{failure}; check repository and digest; {digest_hint(repository, 'TAG')}"
+                failure.kind,
+                f"{failure}; check repository and digest, which is {digest_hint(f'{repository}:TAG')}",
             ) from None
         raise
     errors = [step["error"] for step in steps if "error" in step]

@@ -29,6 +29,7 @@ from assay.config import (
     OpenAISpec,
     Process,
     Resolved,
+    digest_hint,
     floor_arms,
     lookup,
 )
@@ -387,9 +388,8 @@ def _refused(chosen: _Chosen) -> list[str]:
         arm = chosen.resolved.served[0].arm
         found.append(
             f"config/arms/{config.variants.get(arm, arm)}.yaml: devices.{chosen.kind}.image.digest is null, and the "
-            f"tag of {reference} can move; fill in the Digest of `docker buildx imagetools inspect {reference}` "
-            f"(without docker: `skopeo inspect --format '{{{{.Digest}}}}' docker://{reference}`), or set "
-            "allow_tag: true in config/config.yaml, which the verdict will say"
+            f"tag of {reference} can move; fill in {digest_hint(reference)}, or set allow_tag: true in "
+            "config/config.yaml, which the verdict will say"
         )
     return found
 
