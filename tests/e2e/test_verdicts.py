@@ -109,6 +109,7 @@ def test_a_transcriber_that_pads_with_zeros_differs_by_more_than_near_ties_thoug
 def test_speech_is_spoken_as_the_models_own_package_speaks_it(workspace):
     verdict = workspace.verdict("hibari_tts")
     assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "hibari_tts")
+    assert {control.got for control in verdict.controls.positive if control.gate == "G-waveform"} == {Status.FAIL}
     assert verdict.coverage.scored == verdict.coverage.planned == 3 * 20
 
 

@@ -372,11 +372,11 @@ def test_a_wrong_speech_family_or_arm_names_file_key_and_remedy(folder, file, ch
 
 def test_a_speech_family_is_judged_by_its_listener_and_its_floor_arms_are_changes_of_the_command(folder):
     loaded = config.load({"site": "embedded"}, folder)
-    assert config.floor_arms(loaded.resolve("hibari_tts").floor) == ["float32-graph", "float32-threads"]
+    assert config.floor_arms(loaded.resolve("hibari_tts").floor) == ["float32-threads2", "float32-threads3"]
     assert (loaded.judge_model("hibari_tts"), loaded.judge_model("smollm2_135m")) == ("whisper_base", "smollm2_135m")
     options = loaded.reference_options("hibari_tts")
     assert (options["request"], options["environment"]) == ({"voice": "heart", "seed": 0}, "hibari")
-    assert options["changes"]["threads"] == ["--threads=2"] and "floor" not in options
+    assert options["changes"]["threads2"] == ["--threads=2"] and "floor" not in options
 
 
 def test_families_of_one_model_share_a_floor_where_its_changes_are_the_same(folder):
