@@ -63,6 +63,7 @@ def test_a_verdict_names_the_weights_that_were_served_and_those_that_judged(made
         sha256_weights(served),
         sha256_weights(read_json(made[0])),
     )
+    assert info.judge_padding is None  # no audio is heard
 
 
 def test_weights_that_changed_since_the_fetch_are_neither_judged_with_nor_served(made, tmp_path, monkeypatch):
