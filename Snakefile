@@ -30,7 +30,7 @@ wildcard_constraints:
     config=rf"{NAME}(\+{NAME})?",
     source=NAME,
     environment=NAME,
-    model=NAME,
+    model=rf"{NAME}(\+features)?",
     set=NAME,
     arm=r"judge|[a-z0-9]+-[a-z0-9]+",
     floor=r"[a-z0-9]+(-[a-z0-9]+)*",

@@ -150,10 +150,10 @@ def test_the_same_seed_samples_the_same_whatever_the_batch(tiny):
 def test_each_floor_arm_differs_from_the_base_of_its_dtype_in_one_field():
     base = ArmSettings("bfloat16")
     for change in ("batch", "attention", "chunked", "matmul"):
-        arm = arm_settings(f"bfloat16-{change}", "float32")
+        arm = arm_settings(f"bfloat16-{change}", {"dtype": "float32"})
         differing = [name for name in base.__dataclass_fields__ if getattr(base, name) != getattr(arm, name)]
         assert len(differing) == 1, change
-    assert arm_settings("judge", "float32") == ArmSettings("float32")
+    assert arm_settings("judge", {"dtype": "float32"}) == ArmSettings("float32")
 
 
 def test_batches_hold_like_lengths_and_every_prompt_once():

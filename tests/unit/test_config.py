@@ -351,6 +351,17 @@ SPEECH = "families/hibari_tts.yaml"
         (SPEECH, lambda c: c["reference"].update(weights="gguf"), "the reference needs a 'gguf' entry"),
         (SPEECH, lambda c: c["model"].update(contxt=1), r"hibari_tts\.yaml: unknown key 'model\.contxt'"),
         ("arms/embedded-hibari.yaml", lambda c: c["client"].update(audio_format="pcm"), "say the sample_rate"),
+        (
+            "arms/faster-whisper.yaml",
+            lambda c: c.pop("padding"),
+            "whisper_base: arm 'faster-whisper' does not say how it pads audio; add `padding: audio`",
+        ),
+        ("arms/faster-whisper.yaml", lambda c: c.update(padding="zero"), r"padding: .*'audio' or 'features'"),
+        (
+            "arms/transformers-serve.yaml",
+            lambda c: c.update(padding="audio"),
+            "smollm2_135m: arm 'transformers-serve' has `padding`, and family 'smollm2_135m' hears no audio",
+        ),
     ],
 )
 def test_a_wrong_speech_family_or_arm_names_file_key_and_remedy(folder, file, change, message):
@@ -361,11 +372,11 @@ def test_a_wrong_speech_family_or_arm_names_file_key_and_remedy(folder, file, ch
 
 def test_a_speech_family_is_judged_by_its_listener_and_its_floor_arms_are_changes_of_the_command(folder):
     loaded = config.load({"site": "embedded"}, folder)
-    assert config.floor_arms(loaded.resolve("hibari_tts").floor) == ["float32-graph", "float32-threads"]
+    assert config.floor_arms(loaded.resolve("hibari_tts").floor) == ["float32-threads2", "float32-threads3"]
     assert (loaded.judge_model("hibari_tts"), loaded.judge_model("smollm2_135m")) == ("whisper_base", "smollm2_135m")
     options = loaded.reference_options("hibari_tts")
     assert (options["request"], options["environment"]) == ({"voice": "heart", "seed": 0}, "hibari")
-    assert options["changes"]["threads"] == ["--threads=2"] and "floor" not in options
+    assert options["changes"]["threads2"] == ["--threads=2"] and "floor" not in options
 
 
 def test_families_of_one_model_share_a_floor_where_its_changes_are_the_same(folder):
@@ -382,6 +393,15 @@ def test_families_of_one_model_share_a_floor_where_its_changes_are_the_same(fold
 def test_a_fault_is_planted_only_in_a_server_of_its_modality(folder, name):
     with pytest.raises(ConfigError, match=r"fault '\w+' is of (text|tts) servers, and this one is of (text|tts)"):
         config.load({"site": "embedded"}, folder).resolve(name)
+
+
+def test_references_that_differ_in_padding_alone_share_weights_judge_and_needs(folder):
+    loaded = config.load({"site": "embedded"}, folder)
+    audio, features = (loaded.reference_options(name) for name in ("whisper_base", "whisper_base+features"))
+    assert audio.pop("padding") == "audio" and features.pop("padding") == "features" and audio == features
+    assert loaded.judge_model("whisper_base+features") == config.source_of("whisper_base+features") == "whisper_base"
+    assert loaded.judge_needs("whisper_base+features") == loaded.judge_needs("whisper_base")
+    assert "padding" not in loaded.reference_options("smollm2_135m") | loaded.reference_options("hibari_tts")
 
 
 def test_families_that_share_a_model_share_its_judge(folder):

@@ -84,7 +84,13 @@ def forced(monkeypatch):
 
 def judged(folder, *arms):
     output = folder / f"judged-{'-'.join(arms)}.parquet"
-    judge(folder / "model", "float32", [folder / "set.parquet"], [folder / f"{arm}.parquet" for arm in arms], output)
+    judge(
+        folder / "model",
+        {"dtype": "float32"},
+        [folder / "set.parquet"],
+        [folder / f"{arm}.parquet" for arm in arms],
+        output,
+    )
     return output
 
 

@@ -20,6 +20,7 @@ from assay.config import (
     SiteContainers,
     TextOutput,
     UnsupportedConfig,
+    judge_options,
     load,
     read_yaml,
 )
@@ -283,6 +284,24 @@ def test_mstar_transcribes_under_the_name_of_its_deployment_and_by_its_own_route
     assert plan["env"]["OMP_WAIT_POLICY"] == "PASSIVE" and plan["dtype"] == "bfloat16"
     floor = plan["reference"]["arms"]
     assert floor == ["judge", "bfloat16-batch", "bfloat16-attention", "bfloat16-dither"]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "padding"),
+    [
+        ("whisper_base", "whisper_base+features", "features"),
+        ("whisper_base_int8", "whisper_base+features", "features"),
+        ("whisper_base_embedded", "whisper_base", "audio"),
+        ("smollm2_135m", "smollm2_135m", None),
+        ("hibari_tts", "hibari_tts", None),
+    ],
+)
+def test_a_transcriber_is_judged_by_a_reference_that_pads_as_it_does(config, name, model, padding):
+    reference = serve_plan(config, name)["reference"]
+    assert (reference["model"], reference.get("padding")) == (model, padding)
+    assert reference["directory"] == f"resources/{model.partition('+')[0]}"
+    expected = {"dtype": "float32"} | ({"padding": padding} if padding else {})
+    assert judge_options(reference) == judge_options(config.reference_options(model)) == expected
 
 
 def test_vllm_is_asked_for_the_text_alone_of_a_transcript():

@@ -33,7 +33,9 @@ def made(tmp_path_factory):
     write_manifest(make_manifest("tiny", pin, model), model)
     write_locked_set(folder / "set.parquet", [item("a", {"prompt": "Hi", "max_tokens": 2, "temperature": 0})])
     reference(model, folder / "set.parquet", "judge", {"dtype": "float32"}, folder / "responses.parquet")
-    judge(model, "float32", [folder / "set.parquet"], [folder / "responses.parquet"], folder / "tokens.parquet")
+    judge(
+        model, {"dtype": "float32"}, [folder / "set.parquet"], [folder / "responses.parquet"], folder / "tokens.parquet"
+    )
     return model / MANIFEST, folder / "responses.parquet", folder / "tokens.parquet"
 
 
@@ -61,6 +63,7 @@ def test_a_verdict_names_the_weights_that_were_served_and_those_that_judged(made
         sha256_weights(served),
         sha256_weights(read_json(made[0])),
     )
+    assert info.judge_padding is None  # no audio is heard
 
 
 def test_weights_that_changed_since_the_fetch_are_neither_judged_with_nor_served(made, tmp_path, monkeypatch):
@@ -81,7 +84,9 @@ def test_weights_that_changed_since_the_fetch_are_neither_judged_with_nor_served
         lambda: reference(
             model, made[1].parent / "set.parquet", "judge", {"dtype": "float32"}, tmp_path / "out.parquet"
         ),
-        lambda: judge(model, "float32", [made[1].parent / "set.parquet"], [nothing], tmp_path / "out.parquet"),
+        lambda: judge(
+            model, {"dtype": "float32"}, [made[1].parent / "set.parquet"], [nothing], tmp_path / "out.parquet"
+        ),
         lambda: generate(Path("plan.json"), [nothing], 0, outputs),
     ):
         with pytest.raises(SourceError, match=r"config\.json is not what was fetched"):

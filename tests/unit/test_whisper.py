@@ -13,7 +13,7 @@ from tiny_whisper import END, FIRST_STAMP
 
 from assay.media.audio import encode_wav
 from assay.metrics.speech import Segment
-from assay.references.arms import ArmSettings
+from assay.references.arms import ArmSettings, arm_settings
 from assay.references.whisper import RATE, Clip, Heard, Whisper, clip_of, dithered
 from assay.references.whisper_tokens import Window, cut, windows
 from assay.references.word_times import token_frames, warp, words
@@ -102,6 +102,20 @@ def test_a_stereo_file_at_another_rate_is_heard_as_mono_at_16_khz():
     spectrum = np.abs(np.fft.rfft(clip.samples))
     assert spectrum.argmax() == 440
     assert abs(np.abs(clip.samples[2000:-2000]).max() - 0.25) < 0.01
+
+
+def test_behind_the_audio_are_zeros_or_what_silence_sounds_like_as_it_is_asked_for(folder):
+    clip = Clip("a", sound(31.5), "en")
+    found = {}
+    for padding in ("audio", "features"):
+        whisper = Whisper(folder, arm_settings("float32-attention", {"dtype": "float32", "padding": padding}))
+        heard = Heard(whisper, clip)
+        found[padding] = heard.window(0), heard.window(3000)
+    silence, zeros = found["audio"][1][:, 150:], found["features"][1][:, 150:]
+    assert silence.shape == zeros.shape == (80, 2850)
+    assert (zeros == 0).all() and (silence[:, 5:] == silence.min()).all() and silence.min() < 0
+    assert (found["audio"][0] == found["features"][0]).all()
+    assert (found["audio"][1][:, :150] == found["features"][1][:, :150]).all()
 
 
 def test_dither_is_below_what_anyone_hears_and_the_same_each_time():

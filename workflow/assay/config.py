@@ -86,9 +86,13 @@ CaveatCode = Literal[
     "small_but_real",
 ]
 FAULT_SEPARATOR = "+"
+FEATURES = "+features"  # ends the name of a reference that fills up windows with zeros
 PROJECT = "project"  # the environment that the workflow itself runs in
 TREE = "tree"  # the environment inside the checkout that an arm is served from
 DeviceKind = Literal["cpu", "amd", "nvidia"]
+# What the last window of an audio is filled up with for Whisper: silence behind the audio, as the feature extractor of
+# transformers does, or zeros in the spectrogram, as OpenAI's own code does.
+Padding = Literal["audio", "features"]
 
 T = TypeVar("T")
 
@@ -518,6 +522,11 @@ class Arm(Strict):
     gpus: int = Field(default=0, ge=0, description="Devices of one instance, where the config does not say")
     weights: WeightFormat = Field(default="transformers", description="Weight format it loads")
     dtypes: list[Dtype] = Field(min_length=1, description="dtypes it can serve")
+    padding: Padding | None = Field(
+        default=None,
+        description="Speech recognition, and needed there: what fills up the last window, silence behind the audio or "
+        "zeros in its features; the judge does the same",
+    )
     identity: ServedIdentity
     client: ClientSpec
     instances: list[Passes] = Field(min_length=1, description="Passes of instance 0, instance 1, ...")
@@ -982,6 +991,21 @@ def floor_arms(floor: str) -> list[str]:
     return [f"{dtype}-{change}" for change in changes]
 
 
+def reference_name(source: str, padding: Padding | None) -> str:
+    """Name of the reference on the weights of `source`: the same as theirs, with `+features` where it pads so."""
+    return f"{source}{FEATURES}" if padding == "features" else source
+
+
+def source_of(model: str) -> str:
+    """Source of the weights of the reference called `model`."""
+    return model.removesuffix(FEATURES)
+
+
+def judge_options(reference: Mapping[str, Any]) -> dict[str, Any]:
+    """What the judge goes by, of what is said of its reference: `dtype`, and in speech recognition `padding`."""
+    return {key: reference[key] for key in ("dtype", "padding") if key in reference}
+
+
 class Config(Strict):
     """Everything under `config/`, checked."""
 
@@ -1000,37 +1024,36 @@ class Config(Strict):
         files = lookup(self.arms, arm, "arm").log_rules
         return {f"{file}/{name}": rule for file in files for name, rule in self.log_rules[file].items()}
 
-    def judge_dtype(self, model: str) -> Dtype:
-        """Precision of the judge of the model in source `model`; families that share a model share its judge."""
-        return self._shared(model, "dtype", lambda family: family.reference.dtype)
-
     def judge_model(self, model: str) -> str:
-        """Source of the weights that judge the model in source `model`."""
+        """Source of the weights that judge the reference called `model`."""
         return self._shared(model, "judge", lambda family: family.judge_model)
 
     def reference_options(self, model: str) -> dict[str, Any]:
-        """How the reference of the model in source `model` is run, whichever arm."""
-        return self._shared(
-            model,
-            "reference",
-            lambda family: (
-                family.reference.model_dump(mode="json", exclude={"floor", "weights"}) | {"request": family.request}
-            ),
-        )
+        """How the reference called `model` is run, whichever arm; families that share a model share its reference."""
+
+        def options(family: FamilyBase) -> dict[str, Any]:
+            said = family.reference.model_dump(mode="json", exclude={"floor", "weights"}) | {"request": family.request}
+            pads = isinstance(family, AsrFamily)
+            return said | ({"padding": "features" if model.endswith(FEATURES) else "audio"} if pads else {})
+
+        return self._shared(model, "reference", options)
 
     def _shared(self, model: str, what: str, of: Callable[[FamilyBase], T]) -> T:
-        """What all families of the model in source `model` say: they share its reference files."""
-        found = {name: of(family) for name, family in self.families.items() if family.reference_model == model}
+        """What all families of the reference called `model` say: they share its files."""
+        source = source_of(model)
+        found = {name: of(family) for name, family in self.families.items() if family.reference_model == source}
         first, *others = found.values()
         if any(other != first for other in others):
             raise ConfigError(
-                f"source '{model}': its families {', '.join(sorted(found))} share a reference, and their {what} differs"
+                f"source '{source}': its families {', '.join(sorted(found))} share a reference, "
+                f"and their {what} differs"
             )
         return first
 
     def judge_needs(self, model: str) -> Needs:
-        """What judging with the model in source `model` takes: the most that any of its families asks for."""
-        needs = [item.needs.judge for item in self.families.values() if item.reference_model == model]
+        """What judging with the reference called `model` takes: the most that any of its families asks for."""
+        source = source_of(model)
+        needs = [item.needs.judge for item in self.families.values() if item.reference_model == source]
         return Needs(memory_gib=max(item.memory_gib for item in needs), minutes=max(item.minutes for item in needs))
 
     def offered(self, name: str) -> bool:
@@ -1122,6 +1145,12 @@ class Resolved(Strict):
         """Name of the config's floor: its own dtype and the changes of its tier."""
         entry, family, _ = self.served
         return "-".join([entry.dtype, *family.reference.floor[entry.tier]])
+
+    @property
+    def reference(self) -> str:
+        """Name of the config's reference: that of its weights, padded as its arm pads."""
+        _, family, arm = self.served
+        return reference_name(family.reference_model, arm.padding)
 
     @property
     def gates(self) -> AnyGates:
@@ -1380,6 +1409,13 @@ def _check_config(config: Config, entry: ServedConfig, where: str) -> None:
         raise ConfigError(f"{where}: family '{entry.family}' has no reference.floor for tier '{entry.tier}'")
     if entry.gpus and not arm.gpus:
         raise ConfigError(f"{where}: gpus is {entry.gpus}, but arm '{entry.arm}' uses none; take it out")
+    if isinstance(family, AsrFamily) and arm.padding is None:
+        raise ConfigError(
+            f"{where}: arm '{entry.arm}' does not say how it pads audio; add `padding: audio` (silence behind it) or "
+            "`padding: features` (zeros in its spectrogram) to its file"
+        )
+    if arm.padding and not isinstance(family, AsrFamily):
+        raise ConfigError(f"{where}: arm '{entry.arm}' has `padding`, and family '{entry.family}' hears no audio")
     passes = [item for instance in entry.instances or arm.instances for item in instance]
     if isinstance(arm.client, MstarSpec) and any(item.stream is not None for item in passes):
         raise ConfigError(

@@ -129,6 +129,7 @@ def _config_info(plan: Mapping[str, Any], judged: Mapping[str, Any]) -> ConfigIn
         image_by_tag=plan.get("image_by_tag"),
         weights_sha256=plan["model"]["weights_sha256"],
         judge_weights_sha256=judged["weights_sha256"],
+        judge_padding=judged.get("settings", {}).get("padding"),
     )
 
 

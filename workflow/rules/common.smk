@@ -226,7 +226,7 @@ def judge_manifest_of_model(wildcards):
 
 
 def reference_manifest(wildcards):
-    return manifest(wildcards.model)
+    return manifest(assay_config.source_of(wildcards.model))
 
 
 def reference_options(wildcards):
@@ -243,9 +243,9 @@ def reference_environment(wildcards):
     return environment_manifest(for_people(CONFIG.reference_options, wildcards.model).get("environment"))
 
 
-def judge_dtype(wildcards):
-    """Precision of the judge of a model."""
-    return for_people(CONFIG.judge_dtype, wildcards.model)
+def judge_options(wildcards):
+    """How the judge of a model computes."""
+    return assay_config.judge_options(for_people(CONFIG.reference_options, wildcards.model))
 
 
 def log_rules(wildcards):
@@ -254,8 +254,9 @@ def log_rules(wildcards):
     return {name: rule.model_dump(mode="json") for name, rule in rules.items()}
 
 
-def served_judge_dtype(wildcards):
-    return plan(wildcards)["reference"]["dtype"]
+def served_judge_options(wildcards):
+    """How the judge of a config computes."""
+    return assay_config.judge_options(plan(wildcards)["reference"])
 
 
 def verdict_inputs(wildcards):

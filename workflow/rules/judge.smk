@@ -19,7 +19,7 @@ rule judge:
         gres=judge_gres,
         nodes=1,
     params:
-        dtype=served_judge_dtype,
+        judge=served_judge_options,
         devices=CONFIG.site.borrowed,
         versions=VERSIONS,
         code=picked_code("judge"),
@@ -48,7 +48,7 @@ rule judge_reference:
         gres=judge_gres,
         nodes=1,
     params:
-        dtype=judge_dtype,
+        judge=judge_options,
         devices=CONFIG.site.borrowed,
         versions=VERSIONS,
         code=picked_code("judge"),

@@ -11,7 +11,7 @@ def work() -> None:
     sets = snakemake.input.sets  # one file, or a list of them
     judge(
         Path(snakemake.input.model).parent,
-        snakemake.params.dtype,
+        snakemake.params.judge,
         [Path(file) for file in ([sets] if isinstance(sets, str) else sets)],
         [Path(file) for file in snakemake.input.responses],
         Path(snakemake.output.tokens),

@@ -39,7 +39,6 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, type=Path, help="folder of the weights")
     parser.add_argument("--provider", default=CPU, help="execution provider of onnxruntime; no other will do")
     parser.add_argument("--threads", type=int, default=1, help="threads of an operator")
-    parser.add_argument("--unoptimised", action="store_true", help="run the graph as it is")
 
 
 Loader = Callable[[argparse.Namespace], Synthesizer]

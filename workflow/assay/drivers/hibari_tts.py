@@ -21,8 +21,8 @@ class HibariModel:
 
     def __init__(self, options: argparse.Namespace) -> None:
         path = options.model / "hibari/assets/hibari.onnx"
-        # The package offers no choice of provider and none of the graph: its session is replaced by one that has both.
-        loaded = session(path, options.provider, options.threads, not options.unoptimised)
+        # The package offers no choice of provider: its session is replaced by one that does.
+        loaded = session(path, options.provider, options.threads)
         self._tts = Hibari(self.voices[0], model=str(path))
         self._tts.sess = loaded
         self.vocab: dict[str, int] = self._tts.vocab

@@ -26,9 +26,7 @@ class KokoroModel:
     rate = 24000
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._session = session(
-            options.model / "kokoro.onnx", options.provider, options.threads, not options.unoptimised
-        )
+        self._session = session(options.model / "kokoro.onnx", options.provider, options.threads)
         self.vocab: dict[str, int] = json.loads((options.model / "vocab.json").read_text(encoding="utf-8"))["vocab"]
         with np.load(options.model / "voices.npz") as voices:
             self._styles = {name: voices[name] for name in sorted(voices.files)}

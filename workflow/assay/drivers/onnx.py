@@ -10,7 +10,7 @@ from assay.drivers.common import CPU
 from assay.errors import ServerError
 
 
-def session(path: Path, provider: str = CPU, threads: int = 1, optimised: bool = True) -> ort.InferenceSession:
+def session(path: Path, provider: str = CPU, threads: int = 1) -> ort.InferenceSession:
     """An ONNX model on one execution provider, and on no other.
 
     Asked for a provider that it lacks, onnxruntime warns and runs on the CPU:
@@ -20,7 +20,6 @@ def session(path: Path, provider: str = CPU, threads: int = 1, optimised: bool =
         path: ONNX file.
         provider: name of the execution provider.
         threads: within an operator.
-        optimised: whether the graph is rewritten (fused operators round differently).
 
     Raises:
         ServerError: the provider is not there, or another one runs; or the file is missing.
@@ -35,8 +34,6 @@ def session(path: Path, provider: str = CPU, threads: int = 1, optimised: bool =
         raise ServerError(f"no model at {path}")
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
-    if not optimised:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     loaded = ort.InferenceSession(path, options, providers=[provider])
     running = loaded.get_providers()[0]
     if running != provider:

@@ -210,10 +210,11 @@ def serve_plan(config: Config, name: str) -> ServePlan:
             "sets": resolved.sets,
             "reference": {
                 "kind": family.reference.kind,
-                "model": family.reference_model,
+                "model": resolved.reference,
                 "directory": f"{RESOURCES}/{family.reference_model}",
                 "judge": family.judge_model,
                 "dtype": family.reference.dtype,
+                **({"padding": arm.padding} if arm.padding else {}),
                 "floor": resolved.floor,
                 "arms": [JUDGE, *floor_arms(resolved.floor)],
             },

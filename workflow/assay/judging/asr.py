@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -36,7 +36,12 @@ class Said:
 
 
 def judge(
-    model_dir: Path, dtype: str, items_paths: list[Path], responses_paths: list[Path], output: Path, gpus: int = 0
+    model_dir: Path,
+    options: Mapping[str, Any],
+    items_paths: list[Path],
+    responses_paths: list[Path],
+    output: Path,
+    gpus: int = 0,
 ) -> None:
     """Teacher-force every transcript of some `responses` tables, equal ones once, and write a `tokens` table.
 
@@ -45,7 +50,7 @@ def judge(
 
     Args:
         model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
-        dtype: precision of the judge.
+        options: `dtype` and `padding` of the judge.
         items_paths: `items` tables of the sample sets the responses answer.
         responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
         output: Parquet file to write; one row group per 64 items.
@@ -53,11 +58,11 @@ def judge(
     """
     weights_sha256 = verify_weights(model_dir)
     items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
-    model = Whisper(model_dir, arm_settings(JUDGE, dtype), gpus)
-    options = {"settings": asdict(model.settings), "weights_sha256": weights_sha256}
+    model = Whisper(model_dir, arm_settings(JUDGE, options), gpus)
+    measured = {"settings": asdict(model.settings), "weights_sha256": weights_sha256}
     inputs = [model_dir / MANIFEST, *items_paths, *responses_paths]
     with (
-        store.table_writer(output, "tokens", provenance("judge", inputs, options)) as writer,
+        store.table_writer(output, "tokens", provenance("judge", inputs, measured)) as writer,
         progress("items judged", len(items)) as advance,
     ):
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -44,7 +44,12 @@ class Sequence:
 
 
 def judge(
-    model_dir: Path, dtype: str, items_paths: list[Path], responses_paths: list[Path], output: Path, gpus: int = 0
+    model_dir: Path,
+    options: Mapping[str, Any],
+    items_paths: list[Path],
+    responses_paths: list[Path],
+    output: Path,
+    gpus: int = 0,
 ) -> None:
     """Teacher-force every served sequence of some `responses` tables, equal ones once, and write a `tokens` table.
 
@@ -53,7 +58,7 @@ def judge(
 
     Args:
         model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
-        dtype: precision of the judge.
+        options: `dtype` of the judge.
         items_paths: `items` tables of the sample sets the responses answer.
         responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
         output: Parquet file to write; one row group per 64 items.
@@ -61,13 +66,13 @@ def judge(
     """
     weights_sha256 = verify_weights(model_dir)
     items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
-    model = CausalLM(model_dir, arm_settings(JUDGE, dtype), gpus)
+    model = CausalLM(model_dir, arm_settings(JUDGE, options), gpus)
     special = np.array(sorted(model.tokenizer.all_special_ids))
     manifest = model_dir / MANIFEST
-    options = {"settings": asdict(model.settings), "weights_sha256": weights_sha256}
+    measured = {"settings": asdict(model.settings), "weights_sha256": weights_sha256}
     inputs = [manifest, *items_paths, *responses_paths]
     with (
-        store.table_writer(output, "tokens", provenance("judge", inputs, options)) as writer,
+        store.table_writer(output, "tokens", provenance("judge", inputs, measured)) as writer,
         progress("items judged", len(items)) as advance,
     ):
 

@@ -152,20 +152,25 @@ def _seams(body: Body, audio: Audio) -> Row:
 
 
 def judge(
-    model_dir: Path, dtype: str, items_paths: list[Path], responses_paths: list[Path], output: Path, gpus: int = 0
+    model_dir: Path,
+    options: Mapping[str, Any],
+    items_paths: list[Path],
+    responses_paths: list[Path],
+    output: Path,
+    gpus: int = 0,
 ) -> None:
     """Examine every audio of some `responses` tables, equal ones once, and write a `transcripts` table.
 
     Args:
         model_dir: Whisper in transformers layout, checked against its source's manifest.
-        dtype: its precision.
+        options: its `dtype`.
         items_paths: `items` tables of the sample sets the responses answer.
         responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
         output: Parquet file to write.
         gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
-    options = {"dtype": dtype, "language": LANGUAGE, "weights_sha256": verify_weights(model_dir)}
-    whisper = Whisper(model_dir, arm_settings(JUDGE, dtype), gpus)
+    measured = {"dtype": options["dtype"], "language": LANGUAGE, "weights_sha256": verify_weights(model_dir)}
+    whisper = Whisper(model_dir, arm_settings(JUDGE, options), gpus)
 
     def hear(samples: metrics.Samples, rate: int, timed: bool) -> Heard:
         found = whisper.transcribe(listenable(samples, rate), LANGUAGE, with_words=timed)
@@ -173,7 +178,7 @@ def judge(
         return Heard(found.text, words if timed else None, max(found.no_speech, default=None))
 
     listener = Listener(hear, raw_samples(store.read_provenance(responses_paths[0])["options"]))
-    origin = provenance("judge", [model_dir / MANIFEST, *items_paths, *responses_paths], options)
+    origin = provenance("judge", [model_dir / MANIFEST, *items_paths, *responses_paths], measured)
     total = sum(store.read_table(path, "responses", ["item_id"]).num_rows for path in responses_paths)
     with (
         store.table_writer(output, "transcripts", origin) as writer,

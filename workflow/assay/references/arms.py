@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ class ArmSettings:
     attention: str = "sdpa"
     prefill_chunk: int | None = None  # tokens; None: the whole prompt at once. Causal language models only
     dither: bool = False  # audio only: noise of one 16-bit step
+    padding: str | None = None  # speech recognition only: `config.Padding`; floor arms have that of their judge
     alternative_matmul: bool = False  # another library for the products of matrices
 
 
@@ -29,9 +31,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def arm_settings(arm: str, judge_dtype: str) -> ArmSettings:
-    """Settings of the arm called `judge` or `<dtype>-<change>`."""
+def arm_settings(arm: str, options: Mapping[str, Any]) -> ArmSettings:
+    """Settings of the arm called `judge` or `<dtype>-<change>`; `options` are those of the judge (`config.Config`)."""
+    judge = ArmSettings(options["dtype"], padding=options.get("padding"))
     if arm == JUDGE:
-        return ArmSettings(judge_dtype)
+        return judge
     dtype, _, change = arm.partition("-")
-    return replace(ArmSettings(dtype), **_CHANGES[change])
+    return replace(judge, dtype=dtype, **_CHANGES[change])

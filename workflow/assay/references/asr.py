@@ -27,12 +27,12 @@ def reference(
         model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
         items_path: `items` table of one sample set.
         arm: `judge` or `<dtype>-<change>`.
-        options: `dtype` of the arm called `judge`.
+        options: `dtype` of the arm called `judge`, and `padding` of all arms.
         output: Parquet file to write.
         gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
     weights_sha256 = verify_weights(model_dir)
-    settings = arm_settings(arm, options["dtype"])
+    settings = arm_settings(arm, options)
     items = {row["item_id"]: row for row in load_set(items_path)}
     model = Whisper(model_dir, settings, gpus)
     rows = []

@@ -33,7 +33,7 @@ def reference(
         gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
     weights_sha256 = verify_weights(model_dir)
-    settings = arm_settings(arm, options["dtype"])
+    settings = arm_settings(arm, options)
     items = {row["item_id"]: row for row in load_set(items_path)}
     model = CausalLM(model_dir, settings, gpus)
     prompts = {key: model.prompt(key, json.loads(row["request"])) for key, row in items.items()}

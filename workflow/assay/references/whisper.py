@@ -133,11 +133,14 @@ class Heard:
 
     @cached_property
     def _features(self) -> npt.NDArray[np.float32]:
-        """[mel bins, frames], a window of silence after the audio's end."""
+        """[mel bins, frames], a window of silence after the audio's end, or of zeros (`config.Padding`)."""
         samples = dithered(self.clip.samples) if self._whisper.settings.dither else self.clip.samples
         padded = np.pad(samples, (0, round(WINDOW_FRAMES * FRAME_S * RATE)))
         extracted = self._whisper.extractor(padded, sampling_rate=RATE, truncation=False, padding=False)
-        return np.asarray(extracted["input_features"][0])
+        features: npt.NDArray[np.float32] = np.asarray(extracted["input_features"][0])
+        if self._whisper.settings.padding == "features":
+            features[:, self.clip.frames :] = 0
+        return features
 
     def window(self, seek: int) -> torch.Tensor:
         """Spectrogram from frame `seek` on: [mel bins, WINDOW_FRAMES], of the model's dtype."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
-from assay.config import AnyGates, CaveatCode
+from assay.config import AnyGates, CaveatCode, Padding
 from assay.errors import StoreError
 from assay.records import FailureKind, Status
 
@@ -45,6 +45,9 @@ class ConfigInfo(Strict):
     image_by_tag: str | None = Field(default=None, description="Image that was run without a digest")
     weights_sha256: str | None = Field(default=None, description="Of the files of the model that was served")
     judge_weights_sha256: str | None = Field(default=None, description="Of the files of the model that judged")
+    judge_padding: Padding | None = Field(
+        default=None, description="Speech recognition: what the judge filled up the last window of an audio with"
+    )
 
 
 class Claim(Strict):
