@@ -63,6 +63,8 @@ logger.addHandler(FAILED)
 
 onstart:
     failed.forget()
+    if plugin := sys.modules.get("snakemake_executor_plugin_slurm"):
+        slurm.end_preempted(plugin)
     for warning in slurm.warnings(CONFIG.site, CONFIG.settings.site, workflow.local_exec):
         logger.warning(warning)
 

@@ -193,9 +193,7 @@ class Server(ABC):
 
     def log_tail(self) -> str:
         """The last lines of the server's log."""
-        with self.log_path.open("rb") as handle:
-            handle.seek(max(0, self.log_path.stat().st_size - TAIL_BYTES))
-            return "\n".join(handle.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+        return tail(self.log_path)
 
     def _wait_ready(self, probe: Probe) -> None:
         """Start the server; return when `probe` succeeded and only processes of ours listen on the port.
@@ -345,6 +343,13 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def tail(log_path: Path) -> str:
+    """The last lines of a log."""
+    with log_path.open("rb") as handle:
+        handle.seek(max(0, log_path.stat().st_size - TAIL_BYTES))
+        return "\n".join(handle.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
 
 
 def boot_id() -> str | None:
