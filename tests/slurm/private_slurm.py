@@ -125,7 +125,7 @@ class PrivateSlurm:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        left = self.processes()
+        _, left = psutil.wait_procs(self.processes(), timeout=DOWN_LIMIT_S)  # what was just cancelled takes a moment
         for process in left:
             process.kill()
         shutil.rmtree(self.root)

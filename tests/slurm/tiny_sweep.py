@@ -18,8 +18,10 @@ from assay.canonical import sha256_file
 from assay.samples.build import write_lock
 
 SITE = "cluster"
+TOO_FEW_GIB = 0.3  # a server that has loaded torch takes more
 CONFIGS = ("tiny", "tiny_too", "tiny+rope_theta", "tiny+second_best")
 VERDICTS = tuple(f"results/verdicts/{name}.json" for name in CONFIGS)
+HUNGRY = "hungry"  # a config whose jobs are given too little memory
 OPTIONS = ("--config", f"site={SITE}", "--")
 SOURCES = ("django", "lm_eval", "more_itertools", "smollm2_135m")
 
@@ -53,13 +55,14 @@ def make(path: Path, fetched: Path) -> Workspace:
     _write(path / "config/arms/embedded-amd.yaml", arm | changes)
     family = yaml.safe_load((path / "config/families/smollm2_135m_faults.yaml").read_text())
     family["model"] |= {"name": "Tiny", "weights": {"transformers": "tiny"}}
+    family["sets"] = {"smoke": ["tiny"]}
     needs = {"memory_gib": 2, "minutes": 30}
-    _write(
-        path / "config/families/tiny.yaml",
-        family | {"sets": {"smoke": ["tiny"]}, "needs": {"serve": needs, "judge": needs}},
-    )
-    entry = {"family": "tiny", "arm": "embedded-amd", "deployment": False}
-    _write(path / "config/configs.yaml", {"tiny": entry, "tiny_too": entry})
+    for name, gib in (("tiny", 2), (HUNGRY, TOO_FEW_GIB)):
+        served = needs | {"memory_gib": gib}
+        _write(path / f"config/families/{name}.yaml", family | {"needs": {"serve": served, "judge": needs}})
+    entry = {"arm": "embedded-amd", "deployment": False}
+    families = {"tiny": "tiny", "tiny_too": "tiny", HUNGRY: HUNGRY}
+    _write(path / "config/configs.yaml", {name: entry | {"family": family} for name, family in families.items()})
     sources = yaml.safe_load((path / "config/sources.yaml").read_text())
     files = {file.name: sha256_file(file) for file in sorted(model.iterdir())}
     sources["tiny"] = {"kind": "local", "path": str(model), "files": files, "licence": "none"}
@@ -109,6 +112,11 @@ def _site(options) -> dict[str, object]:
         "devices": devices,
         "slurm": {"partition": "gpu", "gres": "gpu:toy"},
     }
+
+
+def give_memory(workspace: Workspace) -> None:
+    """Let the config that had too little have enough."""
+    workspace.edit(f"config/families/{HUNGRY}.yaml", f"memory_gib: {TOO_FEW_GIB}", "memory_gib: 2")
 
 
 def _write(path: Path, content: object) -> None:

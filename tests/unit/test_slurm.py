@@ -124,6 +124,12 @@ def test_a_run_that_does_not_fit_its_site_is_told(section, local, said):
     assert [said in line for line in lines] == ([True] if said else [])
 
 
+def test_a_cluster_that_forgets_jobs_before_snakemake_looks_is_told_of():
+    (line,) = slurm.warnings(site(partition="p"), "s", False, 180)
+    assert "SLURM forgets a job 180 s after its end" in line and "Ctrl-C" in line
+    assert slurm.warnings(site(partition="p"), "s", False, 300) == []
+
+
 @pytest.mark.parametrize(
     "argv",
     [

@@ -13,6 +13,7 @@ from assay.config import Site
 from assay.errors import ConfigError
 
 PROFILE = "profiles/slurm"
+LONGEST_S = 180  # between two looks of Snakemake's plugin at the queue
 _START = "Building DAG of jobs..."  # Snakemake says so when a job starts, before anything of its own
 # What SLURM writes into the log of a job that it ends -> the state of the job. Its processes are cancelled whatever the
 # cause, and one that ran out of memory may be called FAILED or even COMPLETED, as its script went on or not.
@@ -83,12 +84,13 @@ def end_preempted(plugin: ModuleType) -> None:
     plugin.query_job_status = states  # type: ignore[attr-defined]
 
 
-def warnings(site: Site, name: str, local: bool) -> list[str]:
+def warnings(site: Site, name: str, local: bool, min_job_age_s: int | None = None) -> list[str]:
     """What a person should hear about how a run is started.
 
     Args:
         site: where it runs, by `name`.
         local: whether jobs run on this machine.
+        min_job_age_s: for how long SLURM knows a job that has ended; None if that is not known.
     """
     if site.slurm and local:
         return [
@@ -99,6 +101,11 @@ def warnings(site: Site, name: str, local: bool) -> list[str]:
         return [
             f"jobs are submitted, and site '{name}' has no `slurm` section: they ask for no partition, account or "
             f"devices. Add it to config/sites/{name}.yaml"
+        ]
+    if not local and min_job_age_s is not None and min_job_age_s <= LONGEST_S:
+        return [
+            f"SLURM forgets a job {min_job_age_s} s after its end (MinJobAge), and Snakemake may look only every "
+            f"{LONGEST_S} s: should the run wait for a job that is not in the queue, press Ctrl-C and run again"
         ]
     return []
 
