@@ -127,7 +127,9 @@ def unserved(done: Workspace, path: Path) -> Workspace:
     """A copy, in `path`, of a workspace that has run: with its reference, and nothing of what was served."""
     shutil.copytree(done.path, path, symlinks=True, dirs_exist_ok=True)
     results = path / "results"
-    for folder in (*results.iterdir(), *(results / "judged").iterdir(), path / "logs"):
-        if folder.name not in ("reference", "judged"):
-            shutil.rmtree(folder)
+    for served in (*results.iterdir(), *(results / "judged").iterdir(), path / "logs"):
+        if served.is_file():
+            served.unlink()
+        elif served.name not in ("reference", "judged"):
+            shutil.rmtree(served)
     return Workspace(path)
