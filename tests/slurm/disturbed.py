@@ -24,6 +24,7 @@ from assay.verdicts.model import Verdict
 
 LIMIT_S = 600  # on a busy machine
 GONE_S = 60
+LOOK_S = 0.5  # at the queue, and at processes
 MASK = "ROCR_VISIBLE_DEVICES"
 TARGETS = (*VERDICTS, f"results/verdicts/{HUNGRY}.json")
 
@@ -84,7 +85,7 @@ class Disturbed:
             (hungry,) = self._catch({HUNGRY})
             # Only servers ask for devices: when the others' are done, it is the only one that can be preempted.
             done = [self.workspace.path / f"results/outputs/{name}/0.parquet" for name in CONFIGS]
-            assert wait_until(lambda: all(path.exists() for path in done), LIMIT_S), self._said()
+            assert wait_until(lambda: all(path.exists() for path in done), LIMIT_S, LOOK_S), self._said()
             self._preempt(hungry.held.node, 2)
             self._gone("preempted for good", hungry)
             self._ended(process)
@@ -99,12 +100,12 @@ class Disturbed:
         self.run("scontrol", "update", f"jobid={late.number}", "timelimit=1")
         self._gone("cancelled", cancelled)
         self._preempt(lost, 1)
-        assert wait_until(lambda: "PENDING" in map(self._state, there), GONE_S)
+        assert wait_until(lambda: "PENDING" in map(self._state, there), GONE_S, LOOK_S)
         preempted, bereft = sorted(there, key=lambda job: self._state(job) != "PENDING")
         self._gone("preempted", preempted)
         self.workspace.cluster.kill_node(lost)
         self._gone("node lost", bereft)
-        assert wait_until(lambda: self._state(bereft) == "PENDING", 2 * GONE_S)
+        assert wait_until(lambda: self._state(bereft) == "PENDING", 2 * GONE_S, LOOK_S)
         for job in (preempted, bereft):  # SLURM lets them rest for two minutes
             self.run("scontrol", "update", f"jobid={job.number}", "starttime=now")
         self._gone("out of time", late)
@@ -192,7 +193,7 @@ class Disturbed:
 
     def _gone(self, what: str, job: Job) -> None:
         """Wait for the end of a job, and keep what is left of it."""
-        wait_until(lambda: not self._processes(job.number), 2 * GONE_S)
+        wait_until(lambda: not self._processes(job.number), 2 * GONE_S, LOOK_S)
         left = tuple(" ".join(process.cmdline()) for process in self._processes(job.number))
         self.jobs[what] = replace(job, processes=left)
 
