@@ -163,6 +163,10 @@ def test_nothing_that_failed_is_tried_again_but_by_slurm_after_a_fault_of_its_ow
     assert "retries:" not in rules
 
 
+def test_no_config_waits_for_the_jobs_of_another():
+    assert "group-components" not in yaml.safe_load((WORKFLOW / "profiles/slurm/config.yaml").read_text())
+
+
 def test_the_profile_names_nothing_of_a_site():
     text = (WORKFLOW / "profiles/slurm/config.yaml").read_text()
     keys = yaml.safe_load(text).keys()
