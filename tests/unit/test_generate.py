@@ -237,8 +237,8 @@ def test_an_interrupt_stops_the_server_records_it_and_goes_on(workspace, number,
         run(workspace, send=send)
     assert read_json(outputs(workspace).cleanup)["clean"]
     assert not outputs(workspace).responses.exists()
-    *_, last = outputs(workspace).server_log.read_text().splitlines()
-    assert last in caplog.text.rpartition("the server's log ended:\n")[2]
+    first, *_ = outputs(workspace).server_log.read_text().splitlines()
+    assert first in caplog.text.rpartition("the log of its server, until here:\n")[2]
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_earlier_results(workspace, monkeypatch):

@@ -32,7 +32,6 @@ from assay.engines.server import (
     Server,
     StartFailure,
     serve,
-    tail,
 )
 from assay.engines.tree import wrong_tree
 from assay.errors import DeviceError, ServerError, SourceError
@@ -178,10 +177,6 @@ def _serve_and_send(plan: dict[str, Any], items: list[Row], instance: int, outpu
         run.failure = StartFailure(FailureKind.DEVICES_UNFIT, str(error))
     except StartFailure as failure:
         run.failure = failure
-    except BaseException:
-        if outputs.server_log.exists():  # it is removed with all that this job was to make
-            log.info("the server's log ended:\n%s", tail(outputs.server_log))
-        raise
     if run.failure is not None:
         log.error("%s", run.failure)
         if run.cleanup is None:
