@@ -83,8 +83,8 @@ class Disturbed:
         self.run("scontrol", "update", "partitionname=gpu", "preemptmode=cancel")  # some partitions are like that
         with self._run() as process:
             (hungry,) = self._catch({HUNGRY})
-            # Only servers ask for devices: when the others' are done, it is the only one that can be preempted.
-            done = [self.workspace.path / f"results/outputs/{name}/0.parquet" for name in CONFIGS]
+            # Only servers ask for devices: when the others' jobs have ended, it is the only one that can be preempted.
+            done = [self.workspace.path / f"results/facts/{name}/0.json" for name in CONFIGS]
             assert wait_until(lambda: all(path.exists() for path in done), LIMIT_S, LOOK_S), self._said()
             self._preempt(hungry.held.node, 2)
             self._gone("preempted for good", hungry)
