@@ -9,6 +9,10 @@ VERDICT := results/verdicts/smollm2_135m.json
 TESTS = $(BIN)/pytest tests/unit tests/contract --numprocesses 2 && \
 	$(BIN)/pytest tests/browser tests/container tests/slurm tests/e2e
 
+# Where the environment forbids bytecode, every start of a process would compile all that it imports again: torch and
+# transformers take 12 CPU seconds then instead of 5.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: verdict test slurm fault-matrix check format lint types workflow-lint clean FORCE
 
 ## Serve a real model, judge it, and say what came out.

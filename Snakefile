@@ -63,7 +63,11 @@ logger.addHandler(FAILED)
 
 onstart:
     failed.forget()
-    for warning in slurm.warnings(CONFIG.site, CONFIG.settings.site, workflow.local_exec):
+    plugin = None if workflow.local_exec else sys.modules.get("snakemake_executor_plugin_slurm")
+    if plugin:
+        slurm.end_preempted(plugin)
+    min_job_age_s = plugin and plugin.get_min_job_age()
+    for warning in slurm.warnings(CONFIG.site, CONFIG.settings.site, workflow.local_exec, min_job_age_s):
         logger.warning(warning)
 
 

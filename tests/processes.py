@@ -24,11 +24,11 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, limit_s=20):
+def wait_until(condition, limit_s=20, every_s=0.05):
     """Whether `condition` came true in time."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.05)
+        time.sleep(every_s)
     return False

@@ -101,9 +101,9 @@ def test_a_signal_to_the_owner_stops_the_server_and_records_it(launch, owning, n
 
 def test_a_second_interrupt_cuts_the_grace_short_and_still_removes_the_container(with_flags, client, owning):
     process, pids, _ = owning(with_flags("--stubborn", stop_grace_s=300))
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     time.sleep(1)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     process.wait(timeout=20)
     assert client.containers.list(all=True) == [] and not any(map(alive, pids))
 

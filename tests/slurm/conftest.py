@@ -21,9 +21,3 @@ def local(tmp_path_factory, fetched, cluster):
     """The sweep as it runs on this machine, without SLURM: the workspace, and what Snakemake said."""
     workspace = tiny_sweep.make(tmp_path_factory.mktemp("local"), fetched(*tiny_sweep.SOURCES))
     return workspace, workspace.snakemake(*tiny_sweep.OPTIONS, *tiny_sweep.VERDICTS)
-
-
-@pytest.fixture
-def on_slurm(local, cluster, tmp_path):
-    """A workspace in which nothing is served yet, run by SLURM."""
-    return tiny_sweep.on(cluster, tiny_sweep.unserved(local[0], tmp_path / "sweep"))

@@ -18,8 +18,10 @@ from assay.canonical import sha256_file
 from assay.samples.build import write_lock
 
 SITE = "cluster"
+TOO_FEW_GIB = 0.3  # a server that has loaded torch takes more
 CONFIGS = ("tiny", "tiny_too", "tiny+rope_theta", "tiny+second_best")
 VERDICTS = tuple(f"results/verdicts/{name}.json" for name in CONFIGS)
+HUNGRY = "hungry"  # a config whose jobs are given too little memory
 OPTIONS = ("--config", f"site={SITE}", "--")
 SOURCES = ("django", "lm_eval", "more_itertools", "smollm2_135m")
 
@@ -53,13 +55,14 @@ def make(path: Path, fetched: Path) -> Workspace:
     _write(path / "config/arms/embedded-amd.yaml", arm | changes)
     family = yaml.safe_load((path / "config/families/smollm2_135m_faults.yaml").read_text())
     family["model"] |= {"name": "Tiny", "weights": {"transformers": "tiny"}}
+    family["sets"] = {"smoke": ["tiny"]}
     needs = {"memory_gib": 2, "minutes": 30}
-    _write(
-        path / "config/families/tiny.yaml",
-        family | {"sets": {"smoke": ["tiny"]}, "needs": {"serve": needs, "judge": needs}},
-    )
-    entry = {"family": "tiny", "arm": "embedded-amd", "deployment": False}
-    _write(path / "config/configs.yaml", {"tiny": entry, "tiny_too": entry})
+    for name, gib in (("tiny", 2), (HUNGRY, TOO_FEW_GIB)):
+        served = needs | {"memory_gib": gib}
+        _write(path / f"config/families/{name}.yaml", family | {"needs": {"serve": served, "judge": needs}})
+    entry = {"arm": "embedded-amd", "deployment": False}
+    families = {"tiny": "tiny", "tiny_too": "tiny", HUNGRY: HUNGRY}
+    _write(path / "config/configs.yaml", {name: entry | {"family": family} for name, family in families.items()})
     sources = yaml.safe_load((path / "config/sources.yaml").read_text())
     files = {file.name: sha256_file(file) for file in sorted(model.iterdir())}
     sources["tiny"] = {"kind": "local", "path": str(model), "files": files, "licence": "none"}
@@ -111,6 +114,11 @@ def _site(options) -> dict[str, object]:
     }
 
 
+def give_memory(workspace: Workspace) -> None:
+    """Let the config that had too little have enough."""
+    workspace.edit(f"config/families/{HUNGRY}.yaml", f"memory_gib: {TOO_FEW_GIB}", "memory_gib: 2")
+
+
 def _write(path: Path, content: object) -> None:
     path.write_text(yaml.safe_dump(content, sort_keys=False))
 
@@ -119,7 +127,9 @@ def unserved(done: Workspace, path: Path) -> Workspace:
     """A copy, in `path`, of a workspace that has run: with its reference, and nothing of what was served."""
     shutil.copytree(done.path, path, symlinks=True, dirs_exist_ok=True)
     results = path / "results"
-    for folder in (*results.iterdir(), *(results / "judged").iterdir(), path / "logs"):
-        if folder.name not in ("reference", "judged"):
-            shutil.rmtree(folder)
+    for served in (*results.iterdir(), *(results / "judged").iterdir(), path / "logs"):
+        if served.is_file():
+            served.unlink()
+        elif served.name not in ("reference", "judged"):
+            shutil.rmtree(served)
     return Workspace(path)

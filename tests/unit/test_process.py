@@ -238,3 +238,14 @@ def test_a_signal_to_the_owner_stops_the_server_records_it_and_goes_on(tmp_path,
     cleanup = json.loads((tmp_path / "cleanup.json").read_text())
     assert cleanup["clean"] and cleanup["stopped_by"] == "SIGINT"
     assert not any(map(alive, pids))
+
+
+def test_a_second_sigterm_breaks_off_neither_the_grace_nor_the_proof(tmp_path):
+    process, pids = owner(tmp_path, "--stubborn")  # two graces of 0.5 s
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    cleanup = json.loads((tmp_path / "cleanup.json").read_text())
+    assert cleanup["clean"] and cleanup["stopped_by"] == "SIGKILL" and cleanup["seconds"] >= 1
+    assert not any(map(alive, pids))

@@ -314,12 +314,12 @@ def matrix_verdicts(wildcards):
     return [f"results/verdicts/{name}.json" for name in names]
 
 
-def without_verdict(jobs):
-    """Config -> family and failed jobs, of the verdicts that this run was to make and did not. `jobs` by number."""
+def without_verdict(told):
+    """Config -> family and failed jobs, of the verdicts that this run was to make and did not; `told` by job number."""
     dag, blocked = workflow.dag, {}
-    numbered = {dag.jobid(job): job for job in dag.jobs}
-    for number, failure in jobs.items():
-        for job in dag.bfs(dag.depending, numbered[number]):
+    for lost in (member for job in workflow.scheduler.failed for member in (job.jobs if job.is_group() else [job])):
+        failure = told.get(dag.jobid(lost)) or failed.without_files(lost.rule.name, lost.output, lost.log)
+        for job in dag.bfs(dag.depending, lost):
             if job.rule.name == "verdict" and not dag.finished(job):
                 name = job.wildcards.config
                 family = getattr(CONFIG.resolve(name).entry, "family", None)

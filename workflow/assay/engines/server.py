@@ -321,6 +321,11 @@ def serve(
 def _stopped(server: Server, on_stop: Callable[[Cleanup], None]) -> Iterator[Server]:
     try:
         yield server
+    except StartFailure:  # tells the end of the log itself
+        raise
+    except BaseException:  # the log is removed with all that the job was to make
+        log.info("the job ends; the log of its server, until here:\n%s", server.log_tail())
+        raise
     finally:
         cleanup = server._stop()
         log.info("server stopped by %s after %.1f s, clean: %s", cleanup.stopped_by, cleanup.seconds, cleanup.clean)
@@ -331,10 +336,13 @@ def _stopped(server: Server, on_stop: Callable[[Cleanup], None]) -> Iterator[Ser
 def _interruptible() -> Iterator[None]:
     """Turn SIGINT, SIGTERM and SIGHUP into exceptions, so that `finally` runs.
 
-    A second one breaks off our waiting and the proof, not the stopping: that is the launcher's.
+    A SIGINT after another breaks off our waiting and the proof, not the stopping: that is the launcher's. A SIGTERM
+    after another does nothing: SLURM sends it twice, of itself and by way of srun.
     """
 
     def end(number: int, _: object) -> NoReturn:
+        for repeated in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(repeated, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     # SIGINT too: a shell's background job inherits it ignored.
