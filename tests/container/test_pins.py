@@ -98,7 +98,7 @@ def test_a_digest_that_no_registry_has_is_told_with_the_command_that_finds_one(l
     failure, [cleanup] = failure_of(replace(launch, digest="sha256:" + "0" * 64), tmp_path)
     assert failure.kind == FailureKind.IMAGE_MISSING and cleanup.clean
     assert f"{registry.repository}@sha256:000" in str(failure)
-    assert f"docker pull {registry.repository}:TAG" in str(failure)
+    assert f"imagetools inspect {registry.repository}:TAG" in str(failure)
 
 
 def test_a_registry_that_is_down_is_told(launch, registry, tmp_path):
