@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import queue
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from assay.embedded.batching import Batcher
 from assay.embedded.hooks import Hooks
 
 CACHE_CELLS = 32_768  # rows x columns of the KV cache that may be in use: it bounds memory
@@ -133,77 +131,26 @@ class SlotCache:
         return self.width
 
 
-@dataclass
-class Engine:
-    """A model, its tokenizer, and one thread that runs the batch. Use as a context manager.
+class Engine(Batcher[Job]):
+    """A model, its tokenizer, and the thread that runs the batch. Use as a context manager.
 
     Raises (on construction): whatever transformers raises for a folder that holds no model.
     """
 
-    folder: Path
-    dtype: torch.dtype
-    hooks: Hooks = field(default_factory=Hooks)
-
-    def __post_init__(self) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        self.model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=self.dtype, attn_implementation="sdpa")
+    def __init__(self, folder: Path, dtype: torch.dtype, hooks: Hooks | None = None) -> None:
+        super().__init__()
+        self.hooks = hooks or Hooks()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         self.model.eval()
         self.hooks.model(self.model)
         self.context: int = self.model.config.max_position_embeddings
         eos = self.model.generation_config.eos_token_id
         self.stop_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
-        self.error: str | None = None
-        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._ready: list[Job] = []
-        self._jobs: list[Job] = []
-        self._cache = SlotCache(self.model.config, self.dtype, self.hooks)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._cache = SlotCache(self.model.config, dtype, self.hooks)
 
-    def __enter__(self) -> Engine:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._waiting.put(None)
-        self._thread.join(timeout=5)
-
-    @property
-    def running(self) -> int:
-        """Requests in the batch."""
-        return len(self._jobs)
-
-    def submit(self, request: Request, emit: Emit) -> Job:
-        """Queue a request. `emit` is called from the engine's thread with each token, or with what stopped it."""
-        job = Job(request, emit)
-        self._waiting.put(job)
-        return job
-
-    @torch.inference_mode()
-    def _run(self) -> None:
-        set_threads()
+    def _start(self) -> None:
         self.hooks.ready()
-        try:
-            while not self._stop.is_set():
-                self._collect()
-                self._admit()
-                self._step()
-        except Exception as error:  # the batch is lost: say so to everyone who waits, and to whoever comes later
-            self.error = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            self._abandon()
-
-    def _collect(self) -> None:
-        """Take in what was submitted; wait for it if there is nothing else to do."""
-        idle = not self._jobs and not self._ready
-        while idle or not self._waiting.empty():
-            job = self._waiting.get()
-            if job is None:
-                return
-            self._ready.append(job)
-            idle = False
 
     def _admit(self) -> None:
         """Prefill waiting requests, first come first served, while rows and cache cells are left."""
@@ -270,20 +217,6 @@ class Engine:
                 self._cache.free(row)
                 self._jobs[row] = self._jobs[-1]
                 self._jobs.pop()
-
-    def _abandon(self) -> None:
-        error = RuntimeError(self.error or "the server is shutting down")
-        while not self._waiting.empty():
-            if job := self._waiting.get():
-                self._ready.append(job)
-        for job in [*self._jobs, *self._ready]:
-            job.emit(error)
-
-
-def set_threads() -> None:
-    """Take the thread count from OMP_NUM_THREADS, where it is set."""
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))
 
 
 def choose(job: Job, logits: torch.Tensor) -> int:

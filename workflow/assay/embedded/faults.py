@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assay.embedded import benign
+from assay.embedded.api import ApiError
 from assay.embedded.hooks import Hooks, Messages, Piece
 from assay.embedded.switch import Switch
 from assay.errors import ConfigError
@@ -32,10 +34,6 @@ INST = "{% for m in messages %}{{ '[INST] ' + m['content'] + ' [/INST]' }}{% end
 
 FAULTS = Switch()
 fault, plant = FAULTS.fault, FAULTS.plant
-
-
-class HttpFault(Exception):
-    """Planted: answer this request with HTTP 500."""
 
 
 class Planted(Hooks):
@@ -259,7 +257,7 @@ class DoubleBos(Planted):
 class Http500(Planted):
     def request(self, request: Request) -> Request:
         if request.number == self.value:
-            raise HttpFault("planted fault http_500")
+            raise ApiError(500, "planted fault http_500")
         return request
 
 
@@ -406,22 +404,7 @@ def _at(place: int, change: Callable[[Piece], list[Piece]]) -> Callable[[Piece],
 # --- benign changes ----------------------------------------------------------------------------------------------
 
 
-@fault("rerun", None, "benign: nothing is changed")
-class Rerun(Planted):
-    """A clean server under a name of its own."""
-
-
-@fault("threads", int, "benign: VALUE threads")
-class Threads(Planted):
-    def ready(self) -> None:
-        torch.set_num_threads(self.value)
-
-
-@fault("max_rows", int, "benign: batches of up to VALUE requests")
-class MaxRows(Planted):
-    def __init__(self, value: int) -> None:
-        super().__init__(value)
-        self.max_rows = value
+benign.register(FAULTS, Planted)
 
 
 @fault("prefill_chunk", int, "benign: prompts prefilled in chunks of VALUE tokens")
@@ -429,9 +412,3 @@ class PrefillChunk(Planted):
     def __init__(self, value: int) -> None:
         super().__init__(value)
         self.prefill_chunk = value
-
-
-@fault("no_onednn", None, "benign: matrix products without oneDNN")
-class NoOneDnn(Planted):
-    def model(self, model: Any) -> None:
-        torch.backends.mkldnn.enabled = False

@@ -13,14 +13,13 @@ from typing import Annotated, Any, Literal
 import torch
 import transformers
 from fastapi import FastAPI, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Field
 
 import assay
-from assay.embedded.engine import Engine, Request, Token
-from assay.embedded.faults import HttpFault
+from assay.embedded.api import ApiError, check_model, create_api
+from assay.embedded.engine import Engine, Job, Request, Token
 from assay.embedded.hooks import Hooks, Piece
 from assay.provenance import VERSION, git_state
 
@@ -88,49 +87,17 @@ class CompletionBody(GenerationBody):
         return self.logprobs
 
 
-class ApiError(Exception):
-    """An error to answer with."""
-
-    def __init__(self, code: int, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.param = code, message, param
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
-        kind = "invalid_request_error" if self.code < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-
 def create_app(engine: Engine, served_name: str) -> FastAPI:
     """The server of `engine`, which must be running; the model is called `served_name`."""
-    app = FastAPI(title="Assay embedded engine")
-    numbers = itertools.count()
-    created = int(time.time())
     started = versions()
-
-    @app.exception_handler(ApiError)
-    async def api_error(_: object, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body, error.code)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: object, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"][1:])
-        return JSONResponse(ApiError(400, f"{param or 'body'}: {first['msg']}", param or None).body, 400)
-
-    @app.get("/health")
-    async def health() -> Response:
-        return JSONResponse({"status": engine.error or "ok", "running": engine.running}, 503 if engine.error else 200)
-
-    @app.get("/version")
-    async def version() -> dict[str, str | None]:
-        return started
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        entry = {"id": served_name, "object": "model", "created": created, "owned_by": "assay"}
-        return {"object": "list", "data": [entry | {"max_model_len": engine.context}]}
+    app = create_api(
+        "Assay embedded engine",
+        served_name,
+        lambda: started,
+        lambda: (engine.error, engine.running),
+        max_model_len=engine.context,
+    )
+    numbers = itertools.count()
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody) -> Response:
@@ -146,8 +113,7 @@ def create_app(engine: Engine, served_name: str) -> FastAPI:
         return await respond(CompletionShape(engine, body), body, ids)
 
     async def respond(shape: Shape, body: ChatBody | CompletionBody, ids: Sequence[int]) -> Response:
-        if body.model != served_name:
-            raise ApiError(404, f"the model '{body.model}' does not exist; this server has '{served_name}'", "model")
+        check_model(body.model, served_name)
         if engine.error:
             raise ApiError(500, f"the engine stopped: {engine.error}")
         request = plan_request(engine, body, ids, next(numbers))
@@ -186,10 +152,7 @@ def plan_request(engine: Engine, body: ChatBody | CompletionBody, ids: Sequence[
         seed=body.seed,
         top_logprobs=body.top,
     )
-    try:
-        return engine.hooks.request(request)
-    except HttpFault as error:
-        raise ApiError(500, str(error)) from None
+    return engine.hooks.request(request)
 
 
 async def tokens(engine: Engine, request: Request) -> AsyncIterator[Token]:
@@ -204,7 +167,7 @@ async def tokens(engine: Engine, request: Request) -> AsyncIterator[Token]:
     def emit(token: Token | Exception) -> None:
         loop.call_soon_threadsafe(arrived.put_nowait, token)
 
-    job = engine.submit(request, emit)
+    job = engine.submit(Job(request, emit))
     try:
         while True:
             token = await arrived.get()

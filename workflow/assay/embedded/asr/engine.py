@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperForCondi
 from transformers.modeling_outputs import BaseModelOutput
 
 from assay.embedded.asr.hooks import RATE, Hooks, Request, Segment, Token, Transcript
-from assay.embedded.engine import set_threads
+from assay.embedded.batching import Batcher
 
 WINDOW = 3000  # frames of features that the encoder takes: 30 s
 FRAME_S = 0.01
@@ -77,22 +75,19 @@ class Job:
         return self.seek >= self.frames
 
 
-@dataclass
-class Engine:
-    """Whisper, and one thread that runs it. Use as a context manager.
+class Engine(Batcher[Job]):
+    """Whisper, and the thread that runs it. Use as a context manager.
 
     Raises (on construction): whatever transformers raises for a folder that holds no such model.
     """
 
-    folder: Path
-    dtype: torch.dtype
-    hooks: Hooks = field(default_factory=Hooks)
-
-    def __post_init__(self) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        self.extractor = WhisperFeatureExtractor.from_pretrained(self.folder)
+    def __init__(self, folder: Path, dtype: torch.dtype, hooks: Hooks | None = None) -> None:
+        super().__init__()
+        self.dtype, self.hooks = dtype, hooks or Hooks()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.extractor = WhisperFeatureExtractor.from_pretrained(folder)
         self.model: Any = WhisperForConditionalGeneration.from_pretrained(
-            self.folder, dtype=self.dtype, attn_implementation="sdpa"
+            folder, dtype=dtype, attn_implementation="sdpa"
         ).eval()
         self.hooks.model(self.model)
         self.hooks.extractor(self.extractor)
@@ -100,55 +95,9 @@ class Engine:
         self.languages = {name.strip("<|>"): token for name, token in config.lang_to_id.items()}
         self.timestamp_0 = config.no_timestamps_token_id + 1
         self.no_speech = config.no_timestamps_token_id - 1
-        self.error: str | None = None
-        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._ready: list[Job] = []
-        self._jobs: list[Job] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def __enter__(self) -> Engine:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._waiting.put(None)
-        self._thread.join(timeout=5)
-
-    @property
-    def running(self) -> int:
-        """Requests being transcribed."""
-        return len(self._jobs)
-
-    def submit(self, request: Request, emit: Emit) -> None:
-        """Queue a request. `emit` is called from the engine's thread with its transcript, or with what stopped it."""
-        self._waiting.put(Job(request, emit))
-
-    @torch.inference_mode()
-    def _run(self) -> None:
-        set_threads()
+    def _start(self) -> None:
         self.hooks.ready()
-        try:
-            while not self._stop.is_set():
-                self._collect()
-                self._admit()
-                self._step()
-        except Exception as error:  # say so to everyone who waits, and to whoever comes later
-            self.error = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            self._abandon()
-
-    def _collect(self) -> None:
-        """Take in what was submitted; wait for it if there is nothing else to do."""
-        idle = not self._jobs and not self._ready
-        while idle or not self._waiting.empty():
-            job = self._waiting.get()
-            if job is None:
-                return
-            self._ready.append(job)
-            idle = False
 
     def _admit(self) -> None:
         while self._ready and len(self._jobs) < self.hooks.max_rows:
@@ -246,14 +195,6 @@ class Engine:
             prompt_ids=prompt,
             segments=tuple(segments),
         )
-
-    def _abandon(self) -> None:
-        error = RuntimeError(self.error or "the server is shutting down")
-        while not self._waiting.empty():
-            if job := self._waiting.get():
-                self._ready.append(job)
-        for job in [*self._jobs, *self._ready]:
-            job.emit(error)
 
 
 class Decoded:

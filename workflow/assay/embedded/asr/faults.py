@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from transformers.audio_utils import mel_filter_bank
 
+from assay.embedded import benign
+from assay.embedded.api import ApiError
 from assay.embedded.asr.engine import WINDOW
 from assay.embedded.asr.hooks import RATE, Hooks, Request, Samples, Segment
-from assay.embedded.faults import HttpFault
 from assay.embedded.switch import Switch
 from assay.errors import ConfigError
 from assay.media.audio import Audio
@@ -267,7 +268,7 @@ class Translated(Planted):
 class Http500(Planted):
     def request(self, request: Request) -> Request:
         if request.number == self.value:
-            raise HttpFault("planted fault http_500")
+            raise ApiError(500, "planted fault http_500")
         return request
 
 
@@ -426,25 +427,4 @@ class LogprobsTemperature(Planted):
 # --- benign changes ----------------------------------------------------------------------------------------------
 
 
-@fault("rerun", None, "benign: nothing is changed")
-class Rerun(Planted):
-    """A clean server under a name of its own."""
-
-
-@fault("threads", int, "benign: VALUE threads")
-class Threads(Planted):
-    def ready(self) -> None:
-        torch.set_num_threads(self.value)
-
-
-@fault("max_rows", int, "benign: batches of up to VALUE windows")
-class MaxRows(Planted):
-    def __init__(self, value: int) -> None:
-        super().__init__(value)
-        self.max_rows = value
-
-
-@fault("no_onednn", None, "benign: matrix products without oneDNN")
-class NoOneDnn(Planted):
-    def model(self, model: Any) -> None:
-        torch.backends.mkldnn.enabled = False
+benign.register(FAULTS, Planted)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import time
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
 
-from assay.embedded.asr.engine import Engine
+from assay.embedded.api import ApiError, check_model, create_api
+from assay.embedded.asr.engine import Engine, Job
 from assay.embedded.asr.hooks import Request, Samples, Segment, Transcript
-from assay.embedded.faults import HttpFault
-from assay.embedded.server import MAX_TOP_LOGPROBS, ApiError, versions
+from assay.embedded.server import MAX_TOP_LOGPROBS, versions
 from assay.errors import MediaError
 from assay.media.audio import Container, decode
 
@@ -40,36 +38,17 @@ class Form(BaseModel):
 
 def create_app(engine: Engine, served_name: str) -> FastAPI:
     """The server of `engine`, which must be running; the model is called `served_name`."""
-    app = FastAPI(title="Assay embedded transcription engine")
-    numbers = itertools.count()
-    created = int(time.time())
     started = versions()
-
-    @app.exception_handler(ApiError)
-    async def api_error(_: object, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body, error.code)
-
-    @app.get("/health")
-    async def health() -> Response:
-        return JSONResponse({"status": engine.error or "ok", "running": engine.running}, 503 if engine.error else 200)
-
-    @app.get("/version")
-    async def version() -> dict[str, str | None]:
-        return started
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {
-            "object": "list",
-            "data": [{"id": served_name, "object": "model", "created": created, "owned_by": "assay"}],
-        }
+    app = create_api(
+        "Assay embedded transcription engine", served_name, lambda: started, lambda: (engine.error, engine.running)
+    )
+    numbers = itertools.count()
 
     @app.post("/v1/audio/transcriptions")
     async def transcribe(http: HttpRequest) -> Response:
         async with http.form() as fields:
             form, samples = _form(fields), await _samples(engine, fields.get("file"))
-        if form.model != served_name:
-            raise ApiError(404, f"the model '{form.model}' does not exist; this server has '{served_name}'", "model")
+        check_model(form.model, served_name)
         if form.language is not None and form.language not in engine.languages:
             raise ApiError(
                 400, f"language: '{form.language}' is none of {', '.join(sorted(engine.languages))}", "language"
@@ -137,10 +116,7 @@ async def _samples(engine: Engine, file: Any) -> Samples:
 
 
 async def _transcribe(engine: Engine, request: Request) -> Transcript:
-    try:
-        request = engine.hooks.request(request)
-    except HttpFault as error:
-        raise ApiError(500, str(error)) from None
+    request = engine.hooks.request(request)
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Transcript | Exception] = loop.create_future()
 
@@ -151,7 +127,7 @@ async def _transcribe(engine: Engine, request: Request) -> Transcript:
     def emit(transcript: Transcript | Exception) -> None:
         loop.call_soon_threadsafe(give, transcript)
 
-    engine.submit(request, emit)
+    engine.submit(Job(request, emit))
     transcript = await answer
     if isinstance(transcript, Exception):
         raise ApiError(500, f"the transcription was cut short: {transcript}")

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.drivers.common import Samples, Synthesizer, joined
+from assay.embedded.api import ApiError
 from assay.embedded.switch import Switch
-from assay.embedded.tts.hooks import Hooks, Refusal, Speech, wav_header
+from assay.embedded.tts.hooks import Hooks, Speech, wav_header
 from assay.errors import ConfigError
 
 FAULTS = Switch()
@@ -176,7 +177,7 @@ class Http500(Planted):
 
     def speech(self, speech: Speech) -> Speech:
         if drawn(speech.text, "error", self.value):
-            raise Refusal(self.code)
+            raise ApiError(self.code, "planted error")
         return speech
 
 

@@ -27,13 +27,6 @@ class Speech:
     others: tuple[str, ...] = ()  # texts of the requests in flight beside it
 
 
-@dataclass(frozen=True)
-class Refusal(Exception):
-    """Planted: answer with this HTTP status and an error object."""
-
-    code: int
-
-
 class Hooks:
     """One method for each point; a fault overrides one of them."""
 

@@ -6,20 +6,19 @@ import asyncio
 import base64
 import json
 import platform
-import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from fastapi import FastAPI, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from assay.drivers.common import Samples, Synthesizer
-from assay.embedded.tts.hooks import Hooks, Refusal, Speech
+from assay.embedded.api import ApiError, check_model, create_api
+from assay.embedded.tts.hooks import Hooks, Speech
 
 CHUNK_S = 0.5  # of sound in a chunk of a stream; a sentence ends with a shorter one
 MEDIA_TYPES = {"wav": "audio/wav", "pcm": "audio/pcm"}
@@ -42,57 +41,18 @@ class SpeechBody(BaseModel):
     stream_format: Literal["audio", "sse"] = "audio"
 
 
-class ApiError(Exception):
-    """An error to answer with."""
-
-    def __init__(self, code: int, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.param = code, message, param
-
-    @property
-    def response(self) -> JSONResponse:
-        """OpenAI's error object."""
-        kind = "server_error" if self.code >= 500 else "invalid_request_error"
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return JSONResponse({"error": error}, self.code)
-
-
 def create_app(model: Synthesizer, served_name: str, hooks: Hooks, workers: int) -> FastAPI:
     """The server of `model`, called `served_name`; `workers` requests are computed at a time."""
-    app = FastAPI(title="Assay embedded speech server")
     pool = ThreadPoolExecutor(workers)
     running: list[str] = []
-    created = int(time.time())
     hooks.model(model)
-
-    @app.exception_handler(ApiError)
-    async def api_error(_: object, error: ApiError) -> JSONResponse:
-        return error.response
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: object, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"][1:])
-        return ApiError(400, f"{param or 'body'}: {first['msg']}", param or None).response
-
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        return {"status": "ok", "running": len(running)}
-
-    @app.get("/version")
-    async def versions() -> dict[str, str]:
-        packages = {name: version(name) for name in ("hibari-tts", "onnxruntime", "numpy")}
-        return packages | {"model": model.name, "python": platform.python_version()}
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        entry = {"id": served_name, "object": "model", "created": created, "owned_by": "assay"}
-        return {"object": "list", "data": [entry]}
+    app = create_api(
+        "Assay embedded speech server", served_name, lambda: _versions(model), lambda: (None, len(running))
+    )
 
     @app.post("/v1/audio/speech")
     async def speech(body: SpeechBody) -> Response:
-        if body.model != served_name:
-            raise ApiError(404, f"the model '{body.model}' does not exist; this server has '{served_name}'", "model")
+        check_model(body.model, served_name)
         if body.voice not in model.voices:
             raise ApiError(400, f"no voice '{body.voice}'; there are {', '.join(model.voices)}", "voice")
         asked = Speech(
@@ -104,10 +64,7 @@ def create_app(model: Synthesizer, served_name: str, hooks: Hooks, workers: int)
             streamed=body.stream,
             others=tuple(running),
         )
-        try:
-            parts = spoken(model, hooks, hooks.speech(asked))
-        except Refusal as refusal:
-            raise ApiError(refusal.code, "planted error") from None
+        parts = spoken(model, hooks, hooks.speech(asked))
         arriving = _counted(_in_pool(pool, parts), running, body.input)
         if not body.stream:
             return Response(b"".join([part async for part in arriving]), media_type=MEDIA_TYPES[body.response_format])
@@ -116,6 +73,11 @@ def create_app(model: Synthesizer, served_name: str, hooks: Hooks, workers: int)
         return StreamingResponse(arriving, media_type=MEDIA_TYPES[body.response_format])
 
     return app
+
+
+def _versions(model: Synthesizer) -> dict[str, str | None]:
+    packages: dict[str, str | None] = {name: version(name) for name in ("hibari-tts", "onnxruntime", "numpy")}
+    return packages | {"model": model.name, "python": platform.python_version()}
 
 
 def spoken(model: Synthesizer, hooks: Hooks, speech: Speech) -> Iterator[bytes]:
