@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os import SEEK_END
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,6 +105,7 @@ class Server(ABC):
 
     def __init__(self, launch: Launch, port: int, log_path: Path) -> None:
         self.launch, self.port, self.log_path = launch, port, log_path
+        self._log = log_path.open("rb")  # Snakemake may remove the file while we stop: what is open stays readable
         self.base_url = f"http://{launch.host}:{port}"
         self.argv: list[str] = [word.replace("{port}", str(port)) for word in launch.argv]
         self.ready_s: float | None = None
@@ -193,9 +195,8 @@ class Server(ABC):
 
     def log_tail(self) -> str:
         """The last lines of the server's log."""
-        with self.log_path.open("rb") as handle:
-            handle.seek(max(0, self.log_path.stat().st_size - TAIL_BYTES))
-            return "\n".join(handle.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+        self._log.seek(max(0, self._log.seek(0, SEEK_END) - TAIL_BYTES))
+        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
 
     def _wait_ready(self, probe: Probe) -> None:
         """Start the server; return when `probe` succeeded and only processes of ours listen on the port.
@@ -330,6 +331,7 @@ def _stopped(server: Server, on_stop: Callable[[Cleanup], None]) -> Iterator[Ser
         cleanup = server._stop()
         log.info("server stopped by %s after %.1f s, clean: %s", cleanup.stopped_by, cleanup.seconds, cleanup.clean)
         on_stop(cleanup)
+        server._log.close()
 
 
 @contextmanager
