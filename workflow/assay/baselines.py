@@ -41,16 +41,14 @@ class Said:
 
 def text_rules(pairs: Sequence[tuple[Rows, Rows]]) -> list[Said]:
     """Exact match, vLLM's `check_logprobs_close` and ROUGE-L of (served, reference) responses."""
-    if not pairs:
-        return [Said(rule, None) for rule in ("exact match", "top-5", "ROUGE-L")]
-    n = len(pairs)
-    exact = sum(_same(*pair) for pair in pairs)
+    same = [_same(*pair) for pair in pairs]
     close = [said for pair in pairs if (said := _close(*pair)) is not None]
-    rouge = sum(rouge_l(*((row["text"] or "").split() for row in reversed(pair))) for pair in pairs) / n
+    rouge = [rouge_l(*((row["text"] or "").split() for row in reversed(pair))) for pair in pairs]
+    mean = sum(rouge) / len(rouge) if rouge else None
     return [
-        Said("exact match", exact == n, f"{exact}/{n}"),
+        Said("exact match", all(same) if same else None, f"{sum(same)}/{len(same)}"),
         Said("top-5", all(close) if close else None),
-        Said("ROUGE-L", rouge >= ROUGE_L_TOLERANCE, f"{rouge:.3f}"),
+        Said("ROUGE-L", None) if mean is None else Said("ROUGE-L", mean >= ROUGE_L_TOLERANCE, f"{mean:.3f}"),
     ]
 
 

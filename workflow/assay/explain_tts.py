@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
-from assay import store
 from assay.records import JUDGE, SERVED, Status
-from assay.run import Run
+from assay.run import Run, transcript_rows
 from assay.verdicts.model import Verdict
 
 Row = Mapping[str, Any]
@@ -49,25 +46,19 @@ def worst_spoken(verdict: Verdict, plan: Mapping[str, Any], run: Run, count: int
             arm, gates = named.setdefault(worst.item_id, (gate.arm, []))
             if gate.arm == arm:
                 gates.append(gate.id)
+    shown = dict(list(named.items())[:count])
     texts = {row["item_id"]: row["expected"] for row in run.items(plan)}
-    for item, (arm, gates) in list(named.items())[:count]:
+    served = transcript_rows([run.judged], {item: arm for item, (arm, _) in shown.items()})
+    reference = transcript_rows(run.judged_reference(plan), dict.fromkeys(shown, JUDGE))
+    for item, (arm, gates) in shown.items():
         yield Spoken(
             item_id=item,
             arm=arm,
             gates=tuple(gates),
             asked=texts[item],
-            served=_row([run.judged], item, arm),
-            reference=_row(run.judged_reference(plan), item, JUDGE),
+            served=served.get(item),
+            reference=reference.get(item),
         )
-
-
-def _row(paths: Iterable[Path], item: str, arm: str) -> Row | None:
-    for path in paths:
-        table = store.read_table(path, "transcripts")
-        rows = table.filter(pc.and_(pc.equal(table["item_id"], item), pc.equal(table["arm"], arm))).to_pylist()
-        if rows:
-            return rows[0]
-    return None
 
 
 def panel(spoken: Spoken) -> Panel:

@@ -34,7 +34,7 @@ def judge(
         options: how it computes (`config.judge_options`).
         items_paths: `items` tables of the sample sets the responses answer; they say the modality.
         responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
-        output: Parquet file to write.
+        output: Parquet file to write; one row group per 64 items.
         gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
     """
     JUDGES[modality_of(items_paths)](model_dir, options, items_paths, responses_paths, output, gpus)

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,13 @@ def iter_rows(path: str | Path, name: str, columns: list[str], size: int) -> Ite
 def merge_rows(paths: Iterable[str | Path], name: str, columns: list[str], size: int) -> Iterator[dict[str, Any]]:
     """Rows of several tables of schema `name`, each sorted by item, as those of one; `size` as in `iter_rows`."""
     return heapq.merge(*(iter_rows(path, name, columns, size) for path in paths), key=itemgetter("item_id"))
+
+
+def rows_by_item(
+    paths: Iterable[str | Path], name: str, columns: list[str], size: int
+) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
+    """Each item with its rows in several tables, as `merge_rows` gives them."""
+    return groupby(merge_rows(paths, name, columns, size), itemgetter("item_id"))
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from assay.references.whisper_tokens import Window
 from assay.samples.lock import load_set
 from assay.sources.manifest import MANIFEST, verify_weights
 
-ITEM_ID = itemgetter("item_id")
 COLUMNS = ["item_id", "set_id", "arm", "status", "evidence", "text", "token_ids", "token_logprobs", "segments"]
 
 
@@ -48,13 +45,8 @@ def judge(
     Transcripts without usable tokens get no rows: failed and empty ones, tokens that lie in no window of the audio, and
     text that does not survive encoding and decoding or that is longer than one window.
 
-    Args:
-        model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
-        options: `dtype` and `padding` of the judge.
-        items_paths: `items` tables of the sample sets the responses answer.
-        responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
-        output: Parquet file to write; one row group per 64 items.
-        gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
+    Args: as of `assay.judge.judge`; `model_dir` holds weights and tokenizer in transformers layout, `options` says the
+    `dtype` and the `padding` of the judge.
     """
     weights_sha256 = verify_weights(model_dir)
     items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
@@ -67,8 +59,7 @@ def judge(
     ):
 
         def judged() -> Iterator[list[dict[str, Any]]]:
-            answers = store.merge_rows(responses_paths, "responses", COLUMNS, BATCH)
-            for item_id, responses in groupby(answers, ITEM_ID):
+            for item_id, responses in store.rows_by_item(responses_paths, "responses", COLUMNS, BATCH):
                 yield _judge_item(model, Heard(model, clip_of(items[item_id])), responses)
                 advance()
 

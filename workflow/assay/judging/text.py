@@ -6,8 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from assay.references.forcing import Forced
 from assay.samples.lock import load_set
 from assay.sources.manifest import MANIFEST, verify_weights
 
-ITEM_ID = itemgetter("item_id")
 COLUMNS = [
     *("item_id", "arm", "status", "finish_reason", "evidence", "text"),
     *("token_ids", "token_logprobs", "top_token_ids", "top_logprobs"),
@@ -56,13 +53,8 @@ def judge(
     Responses without usable tokens get no rows: failed ones, ids outside the vocabulary, and text that does not survive
     encoding and decoding.
 
-    Args:
-        model_dir: weights and tokenizer in transformers layout, checked against their source's manifest.
-        options: `dtype` of the judge.
-        items_paths: `items` tables of the sample sets the responses answer.
-        responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
-        output: Parquet file to write; one row group per 64 items.
-        gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
+    Args: as of `assay.judge.judge`; `model_dir` holds weights and tokenizer in transformers layout, `options` says the
+    `dtype` of the judge.
     """
     weights_sha256 = verify_weights(model_dir)
     items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
@@ -77,8 +69,7 @@ def judge(
     ):
 
         def judged() -> Iterator[list[dict[str, Any]]]:
-            answers = store.merge_rows(responses_paths, "responses", COLUMNS, BATCH)
-            for item_id, responses in groupby(answers, ITEM_ID):
+            for item_id, responses in store.rows_by_item(responses_paths, "responses", COLUMNS, BATCH):
                 prompt = model.prompt(item_id, json.loads(items[item_id]["request"]))
                 sequences = [sequence for row in responses for sequence in sequences_of(row, model)]
                 set_id = items[item_id]["set_id"]

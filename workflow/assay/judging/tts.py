@@ -161,13 +161,7 @@ def judge(
 ) -> None:
     """Examine every audio of some `responses` tables, equal ones once, and write a `transcripts` table.
 
-    Args:
-        model_dir: Whisper in transformers layout, checked against its source's manifest.
-        options: its `dtype`.
-        items_paths: `items` tables of the sample sets the responses answer.
-        responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
-        output: Parquet file to write.
-        gpus: devices that this process sees, leased for it; 0: it computes on the CPU.
+    Args: as of `assay.judge.judge`; `model_dir` holds Whisper in transformers layout, `options` says its `dtype`.
     """
     measured = {"dtype": options["dtype"], "language": LANGUAGE, "weights_sha256": verify_weights(model_dir)}
     whisper = Whisper(model_dir, arm_settings(JUDGE, options), gpus)

@@ -9,8 +9,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -281,9 +279,9 @@ def waveform_scores(served: Files, references: Files, pcm: Pcm | None) -> dict[t
     Planted faults are planted anew, where their gate is the one of waveforms. What cannot be decoded is left out.
     """
     columns = ["item_id", "arm", "status", "error", "audio", "chunk_bytes"]
-    answers = store.merge_rows([*served.responses, *references.responses], "responses", columns, BATCH)
+    paths = [*served.responses, *references.responses]
     found = {}
-    for item, rows in groupby(answers, itemgetter("item_id")):
+    for item, rows in store.rows_by_item(paths, "responses", columns, BATCH):
         bodies = {row["arm"]: body for row in rows if (body := body_of(row))}
         judge = _decoded(bodies.pop(JUDGE, None), pcm)
         if judge is None:
