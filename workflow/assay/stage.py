@@ -25,11 +25,13 @@ def stage(log_file: str | Path, threads: int | None = None) -> Iterator[None]:
     if not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"  # bars of libraries would fill a log with one line a tick
     Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+    # Of a job that SLURM queued again, what its earlier start logged is evidence.
+    mode = "a" if "SLURM_RESTART_COUNT" in os.environ else "w"
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
         datefmt="%H:%M:%S",
-        handlers=[logging.FileHandler(log_file, mode="w", encoding="utf-8"), logging.StreamHandler(sys.stderr)],
+        handlers=[logging.FileHandler(log_file, mode=mode, encoding="utf-8"), logging.StreamHandler(sys.stderr)],
         force=True,
     )
     for noisy in ("httpx", "httpcore", "transformers", "urllib3"):
