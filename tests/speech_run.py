@@ -9,6 +9,7 @@ from talk import DETERMINISTIC, WORDS
 from assay import store
 from assay.judging.tts import Heard, Listener, judge_rows
 from assay.media.audio import encode_wav
+from assay.metrics.audio import spectrogram
 from assay.records import JUDGE
 from assay.score import score
 from assay.scoring.rows import Files
@@ -31,6 +32,11 @@ PLAN = {
     "reference": {"model": "m", "floor": "float32-graph-threads", "arms": [JUDGE, *FLOORS]},
 }
 OPTIONS = DETERMINISTIC.model_dump(mode="json")
+
+
+def spectrum(samples, rate):
+    """Stands for the network that tells speakers apart: as pitch and formants move, so does it."""
+    return spectrogram(samples, rate).power.mean(axis=0)
 
 
 class Knowing:
@@ -94,7 +100,7 @@ class SpeechRun:
             (row for arms in responses.values() for arm in arms for row in self.arms[arm].values()),
             key=lambda row: row["item_id"],
         )
-        transcripts = list(judge_rows(iter(rows), Listener(self.listener)))
+        transcripts = list(judge_rows(iter(rows), Listener(self.listener, embed=spectrum)))
         store.write_table(judged, "transcripts", store.table_from_rows("transcripts", transcripts), {})
         return Files([*responses], [judged])
 

@@ -35,6 +35,11 @@ def texts_of(n, rng):
     return {f"item-{number:03d}": " ".join(rng.choice(WORDS.split(), length)) for number, length in enumerate(lengths)}
 
 
+def voice(angle):
+    """A speaker embedding, so far from the reference's [rad]: its cosine is the likeness."""
+    return [np.cos(angle), np.sin(angle)]
+
+
 def heard(text, rate=24_000, **changes):
     """A row of a `transcripts` table: an audio in which `text` is heard, and nothing is wrong."""
     seconds = 0.6 + 0.4 * len(text.split())
@@ -74,6 +79,7 @@ def heard(text, rate=24_000, **changes):
         "text": text,
         "no_speech_prob": 0.01,
         "words": [],
+        "speaker_embedding": voice(0.0),
     }
     return row | changes
 
@@ -97,10 +103,15 @@ class Talk:
             row["seam_repeats"] = [0.1] * count
 
     def _another_draw(self, row):
-        """The same text said a little longer or shorter, louder or softer."""
+        """The same text said a little longer or shorter, louder or softer, the voice as it is that day."""
         length, level = self.rng.normal(1, 0.01), self.rng.normal(0, 0.5)
         seconds = length * row["duration_s"]
-        return {"duration_s": seconds, "samples": round(row["rate"] * seconds), "level_dbfs": row["level_dbfs"] + level}
+        return {
+            "duration_s": seconds,
+            "samples": round(row["rate"] * seconds),
+            "level_dbfs": row["level_dbfs"] + level,
+            "speaker_embedding": voice(self.rng.normal(0, 0.1)),
+        }
 
     @property
     def items(self):

@@ -196,6 +196,40 @@ def test_a_sample_cut_in_two_belongs_to_the_chunk_that_ends_it():
     assert row["seams"] == [12_000]
 
 
+# --- whose voice it is -------------------------------------------------------------------------------------------
+
+
+class Embedding:
+    """Knows one voice, or none, and counts how often it was asked."""
+
+    def __init__(self, embedding=(0.6, 0.8)):
+        self.embedding, self.asked = embedding, []
+
+    def __call__(self, samples, rate):
+        self.asked.append(samples)
+        return None if self.embedding is None else np.array(self.embedding)
+
+
+def test_whose_voice_it_is_is_asked_once_of_each_audio_and_of_the_one_control_that_goes_by_it():
+    embed = Embedding()
+    rows = judged(response("alpha", JUDGE), response("alpha"), listener=Listener(Listening(), embed=embed))
+    named = {row["arm"]: row["speaker_embedding"] for row in rows if "speaker_embedding" in row}
+    assert named == dict.fromkeys([JUDGE, "served_0_alone", "control_another_speaker"], [0.6, 0.8])
+    assert len(embed.asked) == 2
+    store.table_from_rows("transcripts", rows)
+
+
+def test_sound_without_speech_is_nobodys_voice_and_no_network_asked_nobody():
+    embed = Embedding()
+    silent = response(samples=np.zeros((1, RATE)))
+    (row,) = judged(silent, listener=Listener(Listening(), embed=embed))
+    assert (row["speaker_embedding"], embed.asked) == ([], [])
+    (row,) = judged(response(), listener=Listener(Listening(), embed=Embedding(None)))
+    assert row["speaker_embedding"] == []
+    (row,) = judged(response())
+    assert "speaker_embedding" not in row
+
+
 # --- planted faults ----------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from spoken import RATE, speech
 from talk import DETERMINISTIC
 
 from assay import store
+from assay.media.audio import resample
 from assay.records import Status
 from assay.scoring.tts import SILENT_DBFS, Normalisers, Twins, heard_scores, twins_of, waveform_score
 from assay.verdicts.tts.planted import CONTROLS
@@ -64,6 +65,13 @@ def test_silence_in_place_of_one_word_fails(tmp_path):
     run = SpeechRun(tmp_path)
     run.serve("item-01", np.zeros((1, RATE // 5)))
     assert {"G-damage", "G-catastrophe", "G-ends"} <= failing(run.verdict())
+
+
+def test_another_speaker_saying_all_the_words_fails(tmp_path):
+    run = SpeechRun(tmp_path)
+    for key, clip in run.clips.items():
+        run.serve(key, resample(clip, RATE, RATE * 4 // 5))  # pitch and formants a quarter higher
+    assert "G-speaker" in failing(run.verdict())
 
 
 def test_what_a_verdict_rests_on_names_both_normalisers(tmp_path):

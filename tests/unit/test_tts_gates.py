@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from talk import ALL_SERVED, DETERMINISTIC, FLOORS, SAMPLED, Talk
+from talk import ALL_SERVED, DETERMINISTIC, FLOORS, SAMPLED, Talk, voice
 
 from assay.records import JUDGE, Status
 from assay.scoring.tts import Score
@@ -171,6 +171,41 @@ def test_speech_a_quarter_slower_or_faster_throughout_fails_by_its_length(ratio)
 def test_speech_a_twentieth_slower_is_real_and_small():
     gate = Talk().change(lambda row: {"duration_s": 1.05 * row["duration_s"]}).gates()["G-duration"]
     assert (gate.status, [caveat.code for caveat in gate.caveats]) == (Status.PASS_WITH_CAVEAT, ["small_but_real"])
+
+
+@pytest.mark.parametrize("options", [DETERMINISTIC, SAMPLED])
+def test_another_speaker_throughout_fails_by_the_voice(options):
+    talk = Talk(n=40, options=options).change(lambda row: {"speaker_embedding": voice(0.7)})  # cosine 0.76
+    gate = talk.gates()["G-speaker"]
+    assert gate.status is Status.FAIL
+    assert gate.value == pytest.approx(1 - np.cos(0.7), abs=0.05 if options is SAMPLED else 1e-9)
+    assert "G-speaker" not in failing(Talk(n=40, options=options).gates())
+
+
+def test_a_voice_a_little_unlike_the_references_is_real_and_small():
+    talk = Talk().change(lambda row: {"speaker_embedding": voice(0.2)})  # cosine 0.98
+    gate = talk.gates()["G-speaker"]
+    assert (gate.status, [it.code for it in gate.caveats]) == (Status.PASS_WITH_CAVEAT, ["small_but_real"])
+
+
+def test_a_voice_that_the_floor_changes_as_much_is_no_fault():
+    talk = Talk().change(lambda row: {"speaker_embedding": voice(0.7)}, [*FLOORS, *ALL_SERVED])
+    assert talk.gates()["G-speaker"].status is Status.PASS
+
+
+@pytest.mark.parametrize("gone", [{"speaker_embedding": []}, {"samples": None, "fault": "empty"}])
+def test_an_answer_in_which_nobody_speaks_is_like_no_voice_and_counts(gone):
+    talk = Talk().change(lambda row: gone, items=["item-001"])
+    gate = talk.gates()["G-speaker"]
+    assert (gate.test.n, gate.worst_items[0].item_id, gate.worst_items[0].value) == (24, "item-001", 1)
+    assert gate.status is not Status.PASS
+
+
+def test_without_a_network_that_tells_speakers_apart_the_voice_is_not_measured():
+    everywhere = [JUDGE, *FLOORS, *ALL_SERVED]
+    gate = Talk().change(lambda row: {"speaker_embedding": None}, everywhere).gates()["G-speaker"]
+    assert (gate.status, gate.value, gate.required) == (Status.SKIPPED_OPTIONAL, None, False)
+    assert gate.detail == "not measured: the family names no `speaker_encoder`"
 
 
 def test_wrong_words_all_over_fail_by_their_rate():

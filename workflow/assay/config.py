@@ -53,6 +53,7 @@ GateName = Literal[
     "G-header",
     "G-damage",
     "G-duration",
+    "G-speaker",
     "G-catastrophe",
     "G-ends",
     "G-window",
@@ -822,6 +823,9 @@ class TtsGates(GateOptions):
     wer_margin: float = Field(default=0.01, gt=0, description="Word error rate above the reference's that is allowed")
     duration_margin: float = Field(default=0.15, gt=0, description="Of the mean ln of length over the reference's")
     stream_margin: float = Field(default=0.02, gt=0, description="The same for streamed over whole answers")
+    speaker_margin: float = Field(
+        default=0.03, gt=0, description="Mean cosine to the reference's voice that may be lost against the floor's"
+    )
     catastrophe: float = Field(default=0.5, gt=0, description="Word error rate above which an item is lost")
     window_wer: float = Field(default=0.5, gt=0, description="Word error rate of the worst run of twenty words")
     bleed: float = Field(default=0.5, gt=0, le=1, description="Share of another item's text that counts as heard")
@@ -909,6 +913,9 @@ class TtsFamily(FamilyBase):
     modality: Literal["tts"]
     reference: ExternalReference
     listener: Name = Field(description="Source of the Whisper, in transformers layout, that hears what was said")
+    speaker_encoder: Name | None = Field(
+        default=None, description="Source of the Resemblyzer network that tells speakers apart; null: not measured"
+    )
     gates: TtsGates = TtsGates()
 
     @property
@@ -1001,9 +1008,15 @@ def source_of(model: str) -> str:
     return model.removesuffix(FEATURES)
 
 
+def speaker_encoder_of(family: FamilyBase) -> str | None:
+    """Source of the network that tells speakers apart; None: the family names none, or does not speak."""
+    return family.speaker_encoder if isinstance(family, TtsFamily) else None
+
+
 def judge_options(reference: Mapping[str, Any]) -> dict[str, Any]:
-    """What the judge goes by, of what is said of its reference: `dtype`, and in speech recognition `padding`."""
-    return {key: reference[key] for key in ("dtype", "padding") if key in reference}
+    """What the judge goes by, of what is said of its reference: `dtype`, in speech recognition `padding`, and of those
+    who speak `speaker_encoder`, the folder of the network that tells them apart."""
+    return {key: reference[key] for key in ("dtype", "padding", "speaker_encoder") if key in reference}
 
 
 class Config(Strict):
@@ -1027,6 +1040,10 @@ class Config(Strict):
     def judge_model(self, model: str) -> str:
         """Source of the weights that judge the reference called `model`."""
         return self._shared(model, "judge", lambda family: family.judge_model)
+
+    def speaker_encoder(self, model: str) -> str | None:
+        """Source of the network that tells speakers apart, of the reference called `model`; None: there is none."""
+        return self._shared(model, "speaker_encoder", speaker_encoder_of)
 
     def reference_options(self, model: str) -> dict[str, Any]:
         """How the reference called `model` is run, whichever arm; families that share a model share its reference."""
@@ -1349,8 +1366,9 @@ def _check_references(config: Config, folder: Path) -> None:
             raise ConfigError(f"{folder}/families/{name}.yaml: model.weights: {needed}")
         config.reference_options(family.reference_model)
         config.judge_model(family.reference_model)
+        config.speaker_encoder(family.reference_model)
         _check_lock(folder, family.reference, f"{folder}/families/{name}.yaml: reference")
-        for source in {*family.model.weights.values(), family.judge_model}:
+        for source in {*family.model.weights.values(), family.judge_model, speaker_encoder_of(family)} - {None}:
             _refer(config.sources, source, "source", f"{folder}/families/{name}.yaml: model.weights")
     for name, pin in config.sources.items():
         if isinstance(pin, ConvertedSource):

@@ -224,6 +224,8 @@ TRANSCRIPTS = pa.schema(
         pa.field("no_speech_prob", pa.float64()),
         # With times [s] in the judge's own rows; else empty
         pa.field("words", pa.list_(pa.struct([("text", pa.string()), ("start", pa.float64()), ("end", pa.float64())]))),
+        # Whose voice it is, a vector of length 1 (references.speaker); empty: nobody's; null: nobody asked
+        pa.field("speaker_embedding", pa.list_(pa.float32())),
     ]
 )
 

@@ -225,6 +225,16 @@ def judge_manifest_of_model(wildcards):
     return manifest(for_people(CONFIG.judge_model, wildcards.model))
 
 
+def speaker_manifest(options):
+    """Input function: manifest of the network that tells speakers apart, by the judge's `options`, if it is to."""
+
+    def file(wildcards):
+        folder = options(wildcards).get("speaker_encoder")
+        return f"{folder}/manifest.json" if folder else []
+
+    return file
+
+
 def reference_manifest(wildcards):
     return manifest(assay_config.source_of(wildcards.model))
 
@@ -245,7 +255,9 @@ def reference_environment(wildcards):
 
 def judge_options(wildcards):
     """How the judge of a model computes."""
-    return assay_config.judge_options(for_people(CONFIG.reference_options, wildcards.model))
+    options = assay_config.judge_options(for_people(CONFIG.reference_options, wildcards.model))
+    encoder = for_people(CONFIG.speaker_encoder, wildcards.model)
+    return options | ({"speaker_encoder": f"resources/{encoder}"} if encoder else {})
 
 
 def log_rules(wildcards):

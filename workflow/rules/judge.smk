@@ -1,6 +1,7 @@
 rule judge:
     input:
         model=judge_manifest,
+        speaker_encoder=speaker_manifest(served_judge_options),
         sets=sets_of,
         responses=instance_files("results/outputs", ".parquet"),
     output:
@@ -30,6 +31,7 @@ rule judge:
 rule judge_reference:
     input:
         model=judge_manifest_of_model,
+        speaker_encoder=speaker_manifest(judge_options),
         sets="samplesets/{set}.parquet",
         responses=floor_responses,
     output:

@@ -26,6 +26,7 @@ from assay.progress import progress
 from assay.provenance import provenance
 from assay.records import JUDGE
 from assay.references.arms import arm_settings
+from assay.references.speaker import Embedding, SpeakerEncoder
 from assay.references.whisper import Whisper, listenable
 from assay.sources.manifest import MANIFEST, verify_weights
 from assay.verdicts.tts.planted import CONTROLS, SpeechControl, Take, Word
@@ -46,6 +47,7 @@ class Heard:
 
 
 Listen = Callable[[metrics.Samples, int, bool], Heard]  # samples [channels, samples], rate [Hz], times of words asked
+Embed = Callable[[metrics.Samples, int], Embedding | None]  # samples, rate -> whose voice it is
 
 
 @dataclass
@@ -54,20 +56,23 @@ class Listener:
 
     hear: Listen
     pcm: Pcm | None = None  # what raw samples are
+    embed: Embed | None = None  # None: nothing here tells speakers apart
     _measured: dict[str, Row] = field(default_factory=dict)
     _heard: dict[str, Heard] = field(default_factory=dict)
+    _embedded: dict[str, list[float]] = field(default_factory=dict)
 
     def decode(self, body: Body) -> Audio:
         """The samples of a body; raises `MediaError`."""
         return decode_named(body.content, body.name, self.pcm)
 
-    def examine(self, body: Body, listen: bool = True, timed: bool = False) -> Row:
+    def examine(self, body: Body, listen: bool = True, timed: bool = False, speaker: bool = True) -> Row:
         """Columns of a `transcripts` row that tell of a body; bytes that cannot be decoded give the reason.
 
         Args:
             body: bytes of an audio file.
             listen: whether what is said matters.
             timed: whether the times of the words do.
+            speaker: whether it matters whose voice it is.
         """
         found: Row = {"format": Path(body.name).suffix.lstrip("."), "headers": count_headers(body.content)}
         try:
@@ -80,6 +85,8 @@ class Listener:
         found |= _declared(audio) | {"pcm_sha256": digest} | self._measured[digest]
         if listen:
             found |= self._listen(digest, audio, timed) if found["has_speech"] else {"text": "", "words": []}
+        if speaker and self.embed:
+            found["speaker_embedding"] = self._speaker(digest, audio, self.embed) if found["has_speech"] else []
         return found | _seams(body, audio)
 
     def _listen(self, digest: str, audio: Audio, timed: bool) -> Row:
@@ -92,6 +99,12 @@ class Listener:
             "words": [{"text": word.text, "start": word.start_s, "end": word.end_s} for word in words],
             "no_speech_prob": heard.no_speech_prob,
         }
+
+    def _speaker(self, digest: str, audio: Audio, embed: Embed) -> list[float]:
+        if digest not in self._embedded:
+            embedding = embed(audio.samples, audio.rate)
+            self._embedded[digest] = [] if embedding is None else embedding.tolist()
+        return self._embedded[digest]
 
 
 def pcm_digest(audio: Audio) -> str:
@@ -161,9 +174,15 @@ def judge(
 ) -> None:
     """Examine every audio of some `responses` tables, equal ones once, and write a `transcripts` table.
 
-    Args: as of `assay.judge.judge`; `model_dir` holds Whisper in transformers layout, `options` says its `dtype`.
+    Args: as of `assay.judge.judge`; `model_dir` holds Whisper in transformers layout, `options` says its `dtype`, and
+        in `speaker_encoder` the folder of the network that tells speakers apart, if there is one.
     """
     measured = {"dtype": options["dtype"], "language": LANGUAGE, "weights_sha256": verify_weights(model_dir)}
+    models, embed = [model_dir], None
+    if "speaker_encoder" in options:
+        models.append(Path(options["speaker_encoder"]))
+        measured["speaker_encoder_sha256"] = verify_weights(models[-1])
+        embed = SpeakerEncoder(models[-1]).embed
     whisper = Whisper(model_dir, arm_settings(JUDGE, options), gpus)
 
     def hear(samples: metrics.Samples, rate: int, timed: bool) -> Heard:
@@ -171,8 +190,8 @@ def judge(
         words = tuple(Word(word.text.strip(), word.start_s, word.end_s) for word in found.words or ())
         return Heard(found.text, words if timed else None, max(found.no_speech, default=None))
 
-    listener = Listener(hear, raw_samples(store.read_provenance(responses_paths[0])["options"]))
-    origin = provenance("judge", [model_dir / MANIFEST, *items_paths, *responses_paths], measured)
+    listener = Listener(hear, raw_samples(store.read_provenance(responses_paths[0])["options"]), embed)
+    origin = provenance("judge", [*(path / MANIFEST for path in models), *items_paths, *responses_paths], measured)
     total = sum(store.read_table(path, "responses", ["item_id"]).num_rows for path in responses_paths)
     with (
         store.table_writer(output, "transcripts", origin) as writer,
@@ -224,4 +243,6 @@ def _unanswered(response: Mapping[str, Any]) -> Row:
 
 def _planted(control: SpeechControl, take: Take, before: Take | None, listener: Listener) -> Row:
     body = control.plant(take, before)
-    return {"error": "planted: no answer"} if body is None else listener.examine(body, control.listen)
+    if body is None:
+        return {"error": "planted: no answer"}
+    return listener.examine(body, control.listen, speaker="G-speaker" in control.gates)

@@ -1,4 +1,4 @@
-"""Metrics of audio: level, damage, spectrum, seams, and two waveforms against each other.
+"""Metrics of audio: level, damage, spectrum, seams, and two waveforms or speakers against each other.
 
 Samples are floats of full scale 1 (FS), [samples] or [channels, samples], finite and at least one; `rate` is in Hz.
 Channels are pooled by power and never mixed, because antiphase channels mix to silence; only `downmix` mixes them.
@@ -538,3 +538,12 @@ def difference(reference: Samples, served: Samples, rate: int) -> Difference:
 def _same_shape(reference: npt.ArrayLike, estimate: npt.ArrayLike) -> None:
     if np.shape(reference) != np.shape(estimate):
         raise ValueError(f"shapes {np.shape(reference)} and {np.shape(estimate)} differ: align them first")
+
+
+# --- speaker against speaker -------------------------------------------------------------------------------------
+
+
+def speaker_similarity(reference: npt.ArrayLike, served: npt.ArrayLike) -> float:
+    """Cosine of the angle between two speaker embeddings [units] of one network, neither all 0: 1 for the same."""
+    one, other = (np.asarray(embedding, np.float64) for embedding in (reference, served))
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))

@@ -187,6 +187,11 @@ GATES = {
         "Over all items, is speech longer or shorter than the reference's by more than matters?",
         "length of an item (s)",
     ),
+    "G-speaker": About(
+        "The voice is the right one",
+        "Over all items, is the voice less like the reference's than its own is from take to take?",
+        "likeness of an item's voice to the reference's",
+    ),
     "G-wer": About(
         "Words are understood",
         "Over all items, does a recogniser mishear more words than in the reference's speech, by more than matters?",

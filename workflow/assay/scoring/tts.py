@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ METRICS: dict[str, tuple[str, int]] = {
     "seam_clicks": ("count", -1),  # aux: seams
     "seam_repeat": ("correlation", -1),
     "stream_samples": ("count", 0),  # samples more than in the same answer unstreamed; aux: whole
+    "speaker_similarity": ("cosine", 1),  # of the voice to that of the judge's answer
     "load_errors": ("count", -1),  # word errors more than in the same answer alone; aux: words
     "waveform_noise": ("dBFS", -1),  # level of the difference to the reference's samples; aux: lag, more, ...
 }
@@ -210,9 +211,17 @@ class Run:
             found["load_errors"] = load_score(
                 scores["wer_errors"], heard_scores(self.texts[item], self.normalisers(alone["text"]))["wer_errors"]
             )
+        voice, own = self._voice(item), self.transcripts[arm][item]["speaker_embedding"]
+        if voice and own is not None and arm != JUDGE:
+            found["speaker_similarity"] = speaker_score(voice, own)
         if (arm, item) in self.waveforms:
             found["waveform_noise"] = self.waveforms[arm, item]
         return found
+
+    def _voice(self, item: str) -> Sequence[float] | None:
+        """The embedding of the reference's voice; empty or None where there is none."""
+        row = self.transcripts[JUDGE].get(item)
+        return row["speaker_embedding"] if row else None
 
     def _lost(self, arm: str, item: str, twins: Twins) -> Scores:
         """The worst case in all that the reference has of an item."""
@@ -220,6 +229,7 @@ class Run:
         wanted = item_scores(row, self.texts[item], self.normalisers) if row else {}
         names = [*wanted, *(["stream_samples"] if twins.whole else []), *(["load_errors"] if twins.alone else [])]
         names += ["waveform_noise"] if self.options.deterministic and arm != JUDGE else []
+        names += ["speaker_similarity"] if self._voice(item) and arm != JUDGE else []
         aux = {"words": float(len(self.texts[item].pinned.split()))}
         worst = {name: Score(np.inf, wanted[name].aux if name in wanted else aux) for name in names}
         return {"wer_errors": Score(np.inf, aux)} | worst
@@ -364,6 +374,11 @@ def stream_score(streamed: Row, whole: Row) -> Score:
 def load_score(loaded: Score, alone: Score) -> Score:
     """Word errors that an answer under load has more than the same one alone."""
     return _score(loaded.value - alone.value, words=loaded.aux["words"])
+
+
+def speaker_score(reference: Sequence[float], served: Sequence[float]) -> Score:
+    """How like the reference's voice that of an answer is; the worst case where nobody speaks."""
+    return _score(sound.speaker_similarity(reference, served) if served else np.inf)
 
 
 def waveform_score(reference: sound.Samples, served: sound.Samples, rate: int) -> Score:

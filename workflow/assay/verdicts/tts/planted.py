@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from assay.media.audio import encode_wav
+from assay.media.audio import encode_wav, resample
 from assay.media.served import Body
 from assay.metrics.audio import rms
 from assay.verdicts.planted import Control
@@ -80,6 +80,11 @@ def overdriven(take: Take, before: Take | None) -> Body:
 def said_twice(take: Take, before: Take | None) -> Body:
     """Two generations in a row (vllm-omni issue 2907)."""
     return _whole(take, np.concatenate([take.samples, take.samples], axis=1))
+
+
+def another_speaker(take: Take, before: Take | None) -> Body:
+    """Pitch and formants a third higher, and faster by as much, as a smaller speaker has them."""
+    return _whole(take, resample(take.samples, take.rate, take.rate * 3 // 4))
 
 
 def noise(take: Take, before: Take | None) -> Body:
@@ -150,6 +155,7 @@ CONTROLS = (
     SpeechControl("header_each_chunk", ("G-header",), plant=header_each_chunk),
     SpeechControl("overdriven", ("G-damage",), plant=overdriven),
     SpeechControl("said_twice", ("G-duration",), plant=said_twice),
+    SpeechControl("another_speaker", ("G-speaker",), plant=another_speaker),
     SpeechControl("noise", ("G-wer", "G-catastrophe", "G-load"), plant=noise, listen=True),
     SpeechControl("last_word_lost", ("G-ends",), plant=last_word_lost, listen=True),
     SpeechControl("stretch_lost", ("G-window",), plant=stretch_lost, listen=True),

@@ -1,4 +1,4 @@
-"""Gates on a mean: word errors, length, what load and streaming add. Test N: its bound must stay inside a margin."""
+"""Gates on a mean: word errors, length, voice, what load and streaming add. Test N: its bound is inside a margin."""
 
 from __future__ import annotations
 
@@ -192,6 +192,30 @@ DURATION = ShiftSpec(
     "ln",
     two_sided=True,
 )
+
+
+def _unlike(trial: SpeechTrial, arm: str) -> Paired:
+    """Likeness that is lost against the floor's; an answer in which nobody speaks has none."""
+    similarity = trial.worst_if_failed(arm, "speaker_similarity", 0.0)
+    return Paired(trial.reference_median(arm, "speaker_similarity") - similarity)
+
+
+SPEAKER = ShiftSpec(
+    "G-speaker",
+    "speaker_similarity",
+    "mean likeness to the reference's voice below the floor's",
+    _unlike,
+    lambda options: options.speaker_margin,
+    "cosine",
+)
+
+
+def speaker_gate(trial: SpeechTrial) -> Draft:
+    """G-speaker: the voice is as like the reference's as that of its floor arms is."""
+    if not trial.table.has(SPEAKER.metric).any():
+        why = "not measured: the family names no `speaker_encoder`"
+        return not_asked(trial, SPEAKER.id, SPEAKER.metric, SPEAKER.statistic, SPEAKER.unit, why)
+    return shift_gate(trial, SPEAKER)
 
 
 def _stream_lengths(trial: SpeechTrial, arm: str) -> Paired:

@@ -15,7 +15,7 @@ from assay.verdicts.tts.contract import bleed_gate, contract_gate, header_gate
 from assay.verdicts.tts.hits import CATASTROPHE, DAMAGE, ENDS, WINDOW, HitSpec, hit_gate, waveform_gate
 from assay.verdicts.tts.planted import CONTROLS
 from assay.verdicts.tts.seams import seam_gate
-from assay.verdicts.tts.shifts import DURATION, LOAD, WER, ShiftSpec, shift_gate, stream_gate
+from assay.verdicts.tts.shifts import DURATION, LOAD, WER, ShiftSpec, shift_gate, speaker_gate, stream_gate
 from assay.verdicts.tts.trial import SpeechTrial, cut_floor
 
 
@@ -57,6 +57,7 @@ TTS = Suite(
         "G-header": Check(header_gate),
         "G-damage": _hits(DAMAGE),
         "G-duration": _shift(DURATION),
+        "G-speaker": Check(speaker_gate, on_floor=True),
         "G-wer": _shift(WER),
         "G-catastrophe": _hits(CATASTROPHE),
         "G-ends": _hits(ENDS),
