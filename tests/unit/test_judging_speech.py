@@ -214,7 +214,7 @@ def test_whose_voice_it_is_is_asked_once_of_each_audio_and_of_the_one_control_th
     embed = Embedding()
     rows = judged(response("alpha", JUDGE), response("alpha"), listener=Listener(Listening(), embed=embed))
     named = {row["arm"]: row["speaker_embedding"] for row in rows if "speaker_embedding" in row}
-    assert named == dict.fromkeys([JUDGE, "served_0_alone", "control_another_speaker"], [0.6, 0.8])
+    assert named == {arm: [0.6, 0.8] for arm in (JUDGE, "served_0_alone", "control_another_speaker")}
     assert len(embed.asked) == 2
     store.table_from_rows("transcripts", rows)
 

@@ -59,13 +59,15 @@ class SpeakerEncoder:
 
     @torch.inference_mode()
     def embed(self, samples: npt.NDArray[np.floating[Any]], rate: int) -> Embedding | None:
-        """Whose voice it is: float32 [256] of length 1, no number negative; None of sound that excites no unit.
+        """Whose voice it is: float32 [256] of length 1, no number negative; None where the network hears nothing.
 
         Args:
-            samples: [channels, samples], full scale 1, not all of them 0.
+            samples: [channels, samples], full scale 1.
             rate: in Hz.
         """
         sound = listenable(samples, rate)
+        if not sound.any():
+            return None
         starts = stretches(len(sound))
         sound *= np.float32(10 ** (LEVEL_DBFS / 20) / rms(sound))
         mel = self._mel(np.pad(sound, (0, max(0, (starts[-1] + STRETCH) * HOP - len(sound)))))
