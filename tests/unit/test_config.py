@@ -348,7 +348,11 @@ SPEECH = "families/hibari_tts.yaml"
             "names seed1, which `changes`",
         ),
         (SPEECH, lambda c: c.update(listener="whisper"), "unknown source 'whisper'"),
-        (SPEECH, lambda c: c.update(speaker_encoder="resembler"), "unknown source 'resembler'.*resemblyzer"),
+        (
+            SPEECH,
+            lambda c: c.update(speaker_encoder="resembler"),
+            r"hibari_tts\.yaml: speaker_encoder: unknown source 'resembler'",
+        ),
         (SPEECH, lambda c: c["reference"].update(weights="gguf"), "the reference needs a 'gguf' entry"),
         (SPEECH, lambda c: c["model"].update(contxt=1), r"hibari_tts\.yaml: unknown key 'model\.contxt'"),
         ("arms/embedded-hibari.yaml", lambda c: c["client"].update(audio_format="pcm"), "say the sample_rate"),
@@ -375,8 +379,6 @@ def test_a_speech_family_is_judged_by_its_listener_and_its_floor_arms_are_change
     loaded = config.load({"site": "embedded"}, folder)
     assert config.floor_arms(loaded.resolve("hibari_tts").floor) == ["float32-threads2", "float32-threads3"]
     assert (loaded.judge_model("hibari_tts"), loaded.judge_model("smollm2_135m")) == ("whisper_base", "smollm2_135m")
-    encoders = (loaded.speaker_encoder("hibari_tts"), loaded.speaker_encoder("smollm2_135m"))
-    assert encoders == ("resemblyzer", None)
     options = loaded.reference_options("hibari_tts")
     assert (options["request"], options["environment"]) == ({"voice": "heart", "seed": 0}, "hibari")
     assert options["changes"]["threads2"] == ["--threads=2"] and "floor" not in options

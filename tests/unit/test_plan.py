@@ -293,7 +293,6 @@ def test_mstar_transcribes_under_the_name_of_its_deployment_and_by_its_own_route
         ("whisper_base_int8", "whisper_base+features", "features"),
         ("whisper_base_embedded", "whisper_base", "audio"),
         ("smollm2_135m", "smollm2_135m", None),
-        ("hibari_tts", "hibari_tts", None),
     ],
 )
 def test_a_transcriber_is_judged_by_a_reference_that_pads_as_it_does(config, name, model, padding):
@@ -301,7 +300,14 @@ def test_a_transcriber_is_judged_by_a_reference_that_pads_as_it_does(config, nam
     assert (reference["model"], reference.get("padding")) == (model, padding)
     assert reference["directory"] == f"resources/{model.partition('+')[0]}"
     expected = {"dtype": "float32"} | ({"padding": padding} if padding else {})
-    assert judge_options(reference) == judge_options(config.reference_options(model)) == expected
+    assert judge_options(reference) == config.judge_options(model) == expected
+
+
+def test_a_speaker_is_judged_with_the_network_that_tells_speakers_apart(config):
+    reference = serve_plan(config, "hibari_tts")["reference"]
+    expected = {"dtype": "float32", "speaker_encoder": "resemblyzer"}
+    assert judge_options(reference) == config.judge_options("hibari_tts") == expected
+    assert "speaker_encoder" not in config.reference_options("hibari_tts")  # which no other network changes
 
 
 def test_vllm_is_asked_for_the_text_alone_of_a_transcript():

@@ -1008,14 +1008,9 @@ def source_of(model: str) -> str:
     return model.removesuffix(FEATURES)
 
 
-def speaker_encoder_of(family: FamilyBase) -> str | None:
-    """Source of the network that tells speakers apart; None: the family names none, or does not speak."""
-    return family.speaker_encoder if isinstance(family, TtsFamily) else None
-
-
 def judge_options(reference: Mapping[str, Any]) -> dict[str, Any]:
-    """What the judge goes by, of what is said of its reference: `dtype`, in speech recognition `padding`, and of those
-    who speak `speaker_encoder`, the folder of the network that tells them apart."""
+    """What the judge goes by, of what is said of its reference: `dtype`, in speech recognition `padding`, and of speech
+    `speaker_encoder`, the source of the network that tells speakers apart, if there is one."""
     return {key: reference[key] for key in ("dtype", "padding", "speaker_encoder") if key in reference}
 
 
@@ -1041,9 +1036,14 @@ class Config(Strict):
         """Source of the weights that judge the reference called `model`."""
         return self._shared(model, "judge", lambda family: family.judge_model)
 
-    def speaker_encoder(self, model: str) -> str | None:
-        """Source of the network that tells speakers apart, of the reference called `model`; None: there is none."""
-        return self._shared(model, "speaker_encoder", speaker_encoder_of)
+    def judge_options(self, model: str) -> dict[str, Any]:
+        """What the judge of the reference called `model` goes by, as of `judge_options`."""
+
+        def encoder(family: FamilyBase) -> dict[str, Any]:
+            named = isinstance(family, TtsFamily) and family.speaker_encoder
+            return {"speaker_encoder": named} if named else {}
+
+        return judge_options(self.reference_options(model) | self._shared(model, "speaker_encoder", encoder))
 
     def reference_options(self, model: str) -> dict[str, Any]:
         """How the reference called `model` is run, whichever arm; families that share a model share its reference."""
@@ -1361,15 +1361,17 @@ def _check_references(config: Config, folder: Path) -> None:
         for rules in arm.log_rules:
             _refer(config.log_rules, rules, "file of log rules", f"{folder}/arms/{name}.yaml: log_rules")
     for name, family in config.families.items():
+        where = f"{folder}/families/{name}.yaml"
         if family.reference.weights not in family.model.weights:
             needed = f"the reference needs a '{family.reference.weights}' entry"
-            raise ConfigError(f"{folder}/families/{name}.yaml: model.weights: {needed}")
-        config.reference_options(family.reference_model)
+            raise ConfigError(f"{where}: model.weights: {needed}")
         config.judge_model(family.reference_model)
-        config.speaker_encoder(family.reference_model)
-        _check_lock(folder, family.reference, f"{folder}/families/{name}.yaml: reference")
-        for source in {*family.model.weights.values(), family.judge_model, speaker_encoder_of(family)} - {None}:
-            _refer(config.sources, source, "source", f"{folder}/families/{name}.yaml: model.weights")
+        judged = config.judge_options(family.reference_model)
+        _check_lock(folder, family.reference, f"{where}: reference")
+        for source in {*family.model.weights.values(), family.judge_model}:
+            _refer(config.sources, source, "source", f"{where}: model.weights")
+        if "speaker_encoder" in judged:
+            _refer(config.sources, judged["speaker_encoder"], "source", f"{where}: speaker_encoder")
     for name, pin in config.sources.items():
         if isinstance(pin, ConvertedSource):
             for origin in pin.origins:

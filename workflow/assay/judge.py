@@ -31,7 +31,7 @@ def judge(
 
     Args:
         model_dir: the judge's files, checked against their source's manifest.
-        options: how it computes (`config.judge_options`).
+        options: what it goes by (`config.judge_options`).
         items_paths: `items` tables of the sample sets the responses answer; they say the modality.
         responses_paths: `responses` tables of a config's instances, or of a floor's reference arms on one sample set.
         output: Parquet file to write; one row group per 64 items.

@@ -229,8 +229,8 @@ def speaker_manifest(options):
     """Input function: manifest of the network that tells speakers apart, by the judge's `options`, if it is to."""
 
     def file(wildcards):
-        folder = options(wildcards).get("speaker_encoder")
-        return f"{folder}/manifest.json" if folder else []
+        source = options(wildcards).get("speaker_encoder")
+        return manifest(source) if source else []
 
     return file
 
@@ -255,9 +255,7 @@ def reference_environment(wildcards):
 
 def judge_options(wildcards):
     """How the judge of a model computes."""
-    options = assay_config.judge_options(for_people(CONFIG.reference_options, wildcards.model))
-    encoder = for_people(CONFIG.speaker_encoder, wildcards.model)
-    return options | ({"speaker_encoder": f"resources/{encoder}"} if encoder else {})
+    return for_people(CONFIG.judge_options, wildcards.model)
 
 
 def log_rules(wildcards):

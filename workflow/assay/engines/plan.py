@@ -32,7 +32,6 @@ from assay.config import (
     digest_hint,
     floor_arms,
     lookup,
-    speaker_encoder_of,
 )
 from assay.devices.masks import without_masks
 from assay.errors import ConfigError
@@ -214,9 +213,7 @@ def serve_plan(config: Config, name: str) -> ServePlan:
                 "model": resolved.reference,
                 "directory": f"{RESOURCES}/{family.reference_model}",
                 "judge": family.judge_model,
-                "dtype": family.reference.dtype,
-                **({"padding": arm.padding} if arm.padding else {}),
-                **({"speaker_encoder": f"{RESOURCES}/{speakers}"} if (speakers := speaker_encoder_of(family)) else {}),
+                **config.judge_options(resolved.reference),
                 "floor": resolved.floor,
                 "arms": [JUDGE, *floor_arms(resolved.floor)],
             },

@@ -175,12 +175,12 @@ def judge(
     """Examine every audio of some `responses` tables, equal ones once, and write a `transcripts` table.
 
     Args: as of `assay.judge.judge`; `model_dir` holds Whisper in transformers layout, `options` says its `dtype`, and
-        in `speaker_encoder` the folder of the network that tells speakers apart, if there is one.
+        in `speaker_encoder` which folder beside it holds the network that tells speakers apart, if there is one.
     """
     measured = {"dtype": options["dtype"], "language": LANGUAGE, "weights_sha256": verify_weights(model_dir)}
     models, embed = [model_dir], None
     if "speaker_encoder" in options:
-        models.append(Path(options["speaker_encoder"]))
+        models.append(model_dir.with_name(options["speaker_encoder"]))
         measured["speaker_encoder_sha256"] = verify_weights(models[-1])
         embed = SpeakerEncoder(models[-1]).embed
     whisper = Whisper(model_dir, arm_settings(JUDGE, options), gpus)

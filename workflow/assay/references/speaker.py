@@ -27,10 +27,8 @@ WEIGHTS = "resemblyzer/pretrained.pt"  # in its source
 WINDOW, HOP = 400, 160  # samples of the spectrogram's frames: 25 ms, every 10 ms
 MELS = 40
 UNITS, LAYERS = 256, 3
-STRETCH, STEP = (
-    160,
-    77,
-)  # frames that the network takes at a time, and from one stretch to the next: 1.3 of them a second
+STRETCH = 160  # frames that the network takes at a time: 1.6 s
+STEP = 77  # frames from the start of one stretch to that of the next: 1.3 stretches a second
 COVERED = 0.75  # of the last stretch that must be sound, unless it is the only one
 LEVEL_DBFS = -30.0  # RMS that all audio is brought to
 BATCH = 64  # stretches at a time
