@@ -322,6 +322,22 @@ def test_a_voice_whose_weights_are_not_pinned_is_planned_to_its_last_key_and_ref
     assert (FOLDER / f"environments/{family.reference.environment}.txt").is_file()
 
 
+@pytest.mark.parametrize("tier", ["smoke", "standard", "release"])
+def test_every_family_of_speech_has_a_locked_set_and_a_floor_in_every_tier(tmp_path, tier):
+    config = pinned(on("h100", trees=checkouts(tmp_path)))
+    speech = {"asr": "mstar-asr", "tts": "mstar-tts"}
+    families = [name for name, family in config.families.items() if family.modality in speech]
+    assert len(families) >= 12
+    for name in families:
+        arm = speech[config.families[name].modality]
+        entry = ServedConfig(family=name, arm=arm, tier=tier, dtype="bfloat16", deployment="x")
+        if "transformers" in config.families[name].model.weights:
+            plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
+            assert plan["sets"] == [f"{config.families[name].modality}_{tier}"] and len(plan["reference"]["arms"]) >= 4
+        for locked in config.families[name].sets[tier]:
+            assert (FOLDER.parent / f"samplesets/{locked}.lock.json").is_file()
+
+
 def test_vllm_is_asked_for_the_text_alone_of_a_transcript():
     plan = serve_plan(pinned(on("mi300x")), "whisper_large_v3")
     assert plan["client"]["transcript_format"] == "json" and "return_token_ids" not in plan["client"]["extra_body"]

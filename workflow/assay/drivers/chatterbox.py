@@ -37,7 +37,7 @@ class Chatterbox:
             raise ServerError(f"chatterbox computes in float32 (asked for: {options.dtype})")
         model, self.options = VARIANTS[options.variant]
         self.name = f"chatterbox {options.variant}"
-        self._model = model.from_local(options.model, prepare(options))
+        self._model = model.from_local(options.model, str(prepare(options)))  # which it compares with "cpu"
         if self._model.conds is None:
             raise ServerError(f"{options.model} has no conds.pt, the voice that the model brings")
 
