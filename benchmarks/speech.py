@@ -1,6 +1,6 @@
 """Hours of speech judged per minute, stage by stage, and the peak memory of each: does it grow with the set?
 
-    python benchmarks/speech.py [--hours 0.1 --hours 1 --hours 10] [--whisper resources/whisper_base --heard 5]
+    python benchmarks/speech.py cost [--hours 0.1 --hours 1 --hours 10] [--whisper resources/whisper_base --heard 5]
 
 Real speech, repeated at slightly other levels until a set is as long as asked for, is what a server and three reference
 arms answered. Each stage reads what the one before it wrote, in a process of its own, so that peak memory is its own.
@@ -66,7 +66,7 @@ PLAN = {
 
 
 @app.command()
-def measured(
+def cost(
     hours: Annotated[list[float], typer.Option(help="of speech in the set; every arm answers it")] = [0.1, 1.0, 10.0],  # noqa: B006
     whisper: Annotated[Path | None, typer.Option(help="folder of Whisper's weights")] = None,
     heard: Annotated[float, typer.Option(help="minutes that Whisper hears")] = 5.0,

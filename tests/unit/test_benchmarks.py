@@ -21,7 +21,15 @@ def test_scoring_is_measured_without_anything_fetched(tmp_path):
 
 
 def test_speech_is_measured_stage_by_stage(tmp_path):
-    command = [sys.executable, str(ROOT / "benchmarks/speech.py"), "--hours", "0.003", "--scratch", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks/speech.py"),
+        "cost",
+        "--hours",
+        "0.003",
+        "--scratch",
+        str(tmp_path),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(command, check=True, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]

@@ -331,7 +331,7 @@ def test_every_family_of_speech_has_a_locked_set_and_a_floor_in_every_tier(tmp_p
     for name in families:
         arm = speech[config.families[name].modality]
         entry = ServedConfig(family=name, arm=arm, tier=tier, dtype="bfloat16", deployment="x")
-        if "transformers" in config.families[name].model.weights:
+        if config.sources[config.families[name].reference_model].kind == "huggingface":
             plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
             assert plan["sets"] == [f"{config.families[name].modality}_{tier}"] and len(plan["reference"]["arms"]) >= 4
         for locked in config.families[name].sets[tier]:
