@@ -206,8 +206,8 @@ def most_telling(gates: Sequence[Gate], items: int) -> list[Gate]:
     order = list(Status)
 
     def rank(gate: Gate) -> tuple[int, float]:
-        counts = gate.unit == "count" and gate.value is not None
-        share = gate.value / items if counts and items else MOST
+        named = gate.value if gate.unit == "count" else None
+        share = MOST if named is None or not items else named / items
         return order.index(gate.status), -share if gate.status is Status.FAIL else 0
 
     return sorted(gates, key=rank)
