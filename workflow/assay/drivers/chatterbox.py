@@ -30,7 +30,7 @@ class Chatterbox:
     """One of the three models, with the voice that its weights bring."""
 
     rate = 24000
-    voices = ("default",)
+    voices: tuple[str, ...] = ("default",)
 
     def __init__(self, options: argparse.Namespace) -> None:
         if options.dtype != "float32":

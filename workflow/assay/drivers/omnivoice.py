@@ -29,7 +29,7 @@ class OmniVoiceModel:
 
     name = "omnivoice"
     rate = 24000
-    voices = ("auto",)
+    voices: tuple[str, ...] = ("auto",)
     options = frozenset({"language", "instruct", "speed", *_UNMASKING})
 
     def __init__(self, options: argparse.Namespace) -> None:
