@@ -29,14 +29,14 @@ from rich.console import Console
 from rich.table import Table
 
 from assay import store
-from assay.canonical import canonical_json, sha256_json, sha256_lines
+from assay.canonical import canonical_json, sha256_lines
 from assay.config import TtsGates
 from assay.judging.rows import BATCH, write_by_item
 from assay.judging.tts import COLUMNS, Heard, Listener, judge_rows
 from assay.media.audio import Container, decode, encode_wav
 from assay.metrics.audio import Samples
 from assay.records import JUDGE
-from assay.samples.lock import Lock, lock_path
+from assay.samples.lock import Lock, item_sha256, lock_path
 from assay.score import score
 from assay.scoring.rows import Files
 from assay.verdicts.decide import RunFacts, judge_run
@@ -152,8 +152,9 @@ def _make(folder: Path, hours: float) -> None:
                 answer | {"arm": arm, "chunk_bytes": None} for answer in answers for arm in sorted([JUDGE, *FLOORS])
             ]
             reference.write(store.table_from_rows("responses", whole))
-    store.write_table(folder / "set.parquet", "items", store.table_from_rows("items", items), {})
-    digests = {row["item_id"]: sha256_json(row) for row in items}
+    path = folder / "set.parquet"
+    store.write_table(path, "items", store.table_from_rows("items", items), {})
+    digests = {row["item_id"]: item_sha256(row) for row in store.read_rows(path, "items")}
     lock = Lock("set", "", {}, {}, digests, sha256_lines(digests.values()))
     store.write_json(lock_path("set", folder), asdict(lock))
 
