@@ -20,6 +20,23 @@ def test_scoring_is_measured_without_anything_fetched(tmp_path):
     assert seconds > 0 and peak_mb > 50
 
 
+def test_speech_is_measured_stage_by_stage(tmp_path):
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks/speech.py"),
+        "cost",
+        "--hours",
+        "0.003",
+        "--scratch",
+        str(tmp_path),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(command, check=True, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
+    assert [row[1] for row in rows] == ["make", "measure", "score", "verdict"]
+    assert all(float(cell) > 0 for row in rows for cell in row[2:])
+
+
 def test_launchers_are_measured_and_what_they_add_is_told(tmp_path):
     """Where no engine can be found, without containers; also as a background job, which ignores Ctrl-C."""
     path = {"PATH": str(Path(sys.executable).parent)}

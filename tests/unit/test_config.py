@@ -285,6 +285,13 @@ def test_every_gate_can_be_named_by_a_fault():
     assert set(get_args(config.GateName)) == {name for suite in SUITES.values() for name in suite.checks}
 
 
+def test_a_fault_names_gates_that_its_modality_has_or_says_why_none_sees_it():
+    faults = config.load({"site": "embedded"}, ROOT / "config").faults
+    unknown = {name: set(fault.gates) - SUITES[fault.modality].checks.keys() for name, fault in faults.items()}
+    assert {name: gates for name, gates in unknown.items() if gates} == {}
+    assert [name for name, fault in faults.items() if not (fault.gates or fault.note or fault.benign)] == []
+
+
 def test_a_caveat_code_that_does_not_exist_cannot_be_accepted(folder):
     with pytest.raises(ConfigError, match=r"accepted_caveats\.0: .*'retokenised'.*\(found 'retokenized'\)"):
         config.load({"site": "embedded", "accepted_caveats": ["retokenized"]}, folder)

@@ -19,6 +19,7 @@ from assay.verdicts.model import (
     Startup,
     StartupFailure,
     Verdict,
+    most_telling,
     parse_verdict,
     verdict_schema,
 )
@@ -77,6 +78,19 @@ def test_a_failing_gate_leads_the_reason():
     verdict = judge(world)
     assert verdict.verdict is Status.FAIL
     assert verdict.reason.startswith("G-hard on served_0_alone: 32 items")
+
+
+def test_of_the_gates_that_fail_the_one_that_names_most_items_leads():
+    world = World()
+    world.serve(noise=1.0)  # every item has a hit of G-hard; one alone breaks the contract
+    for arm in ALL_SERVED:
+        world.arms[arm].values["bos_ok"][0] = 0
+    verdict = judge(world)
+    failing = [gate for gate in verdict.gates if gate.status is Status.FAIL]
+    assert failing[0].id == "G-struct" and failing[0].value == 1
+    assert verdict.reason.startswith("G-hard on served_0_alone: 32 items")
+    told = [gate.id for gate in most_telling(verdict.gates, 32)]
+    assert told.index("G-hard") < told.index("G-mean") < told.index("G-struct") < told.index("G-coverage")
 
 
 def test_a_lost_response_fails_coverage_with_its_reason():

@@ -6,12 +6,18 @@ import importlib
 import json
 import sys
 import types
+from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from assay.config import load
 from assay.drivers.common import drive, joined, speak
+from assay.drivers.torch import writer
 from assay.errors import ServerError
+from assay.media.audio import Container, decode
 
 
 class Counting:
@@ -20,9 +26,9 @@ class Counting:
     name = "counting"
     rate = 8000
     voices = ("low", "high")
-    vocab: dict[str, int] = {}
+    options = frozenset({"speed"})
 
-    def pieces(self, text, voice, seed, speed):
+    def pieces(self, text, voice, seed, speed=1.0):
         for word in text.split():
             yield np.array([len(word), seed, speed, self.voices.index(voice)], np.float32)
 
@@ -130,3 +136,123 @@ def test_a_model_that_falls_back_to_another_provider_is_refused(onnx, model):
 def test_a_missing_model_is_named(onnx, tmp_path):
     with pytest.raises(ServerError, match=r"no model at .*other\.onnx"):
         onnx.session(tmp_path / "other.onnx")
+
+
+# --- models over torch, by stand-ins for their packages, which the project lacks -------------------------------------
+
+
+class Package:
+    """A model of any of the packages: it draws three samples and keeps what it was asked for."""
+
+    sampling_rate, conds = 24000, "a voice"
+
+    def __init__(self, *arguments, **options):
+        self.asked = []
+
+    from_pretrained = classmethod(lambda cls, *arguments, **options: cls())
+
+    @classmethod
+    def from_local(cls, folder, device):
+        assert device == "cpu" and isinstance(device, str)  # where it is not, files saved on CUDA cannot be read
+        return cls()
+
+    def get_supported_speakers(self):
+        return ["vivian"]
+
+    def draw(self, **asked):
+        self.asked.append(asked)
+        return torch.rand(1, 3)
+
+    def generate_custom_voice(self, text, speaker, **options):
+        return [self.draw(text=text, speaker=speaker, **options).numpy()], 24000
+
+    def generate(self, text, **options):
+        return self.draw(text=text, **options)
+
+    def to(self, device):
+        return self
+
+    eval = to
+
+
+class Pipeline(Package):
+    def __call__(self, text, voice, **options):
+        yield types.SimpleNamespace(audio=self.draw(text=text, voice=voice, **options)[0])
+        yield types.SimpleNamespace(audio=None)
+
+
+FAKES = {
+    "qwen_tts": {"Qwen3TTSModel": Package},
+    "chatterbox.mtl_tts": {"ChatterboxMultilingualTTS": Package},
+    "chatterbox.tts": {"ChatterboxTTS": Package},
+    "chatterbox.tts_turbo": {"ChatterboxTurboTTS": Package},
+    "omnivoice": {"OmniVoice": Package},
+    "kokoro": {"KModel": type("KModel", (Package,), {"eval": lambda self: self}), "KPipeline": Pipeline},
+    "spacy": {"util": types.SimpleNamespace(is_package=lambda name: True), "__version__": "3.8"},
+}
+DRIVERS = {"qwen3_tts": "Qwen3Tts", "chatterbox": "Chatterbox", "omnivoice": "OmniVoiceModel", "kokoro": "KokoroModel"}
+FAMILIES = {
+    name: family
+    for name, family in load({"site": "h100"}, Path(__file__).parents[2] / "config").families.items()
+    if family.modality == "tts" and "transformers" in family.model.weights
+}
+
+
+def loaded(monkeypatch, folder, family, **changes):
+    """The model that the command of a family loads, as its class makes it."""
+    for name, content in FAKES.items():
+        fake = types.ModuleType(name)
+        vars(fake).update(content)
+        monkeypatch.setitem(sys.modules, name, fake)
+    driver = next(word for word in family.reference.command if word.startswith("assay.drivers."))
+    monkeypatch.delitem(sys.modules, driver, raising=False)
+    module = importlib.import_module(driver)
+    monkeypatch.delitem(sys.modules, driver)
+    (folder / "voices").mkdir()
+    (folder / "voices/af_heart.pt").touch()
+    (folder / "audio_tokenizer").mkdir()
+    said = dict(word.removeprefix("--").split("=") for word in family.reference.command if word.startswith("--variant"))
+    options = {"model": folder, "device": "cpu", "dtype": "float32", "threads": 1, **said, **changes}
+    return getattr(module, DRIVERS[driver.rpartition(".")[2]])(Namespace(**options))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_family_asks_for_is_what_its_driver_takes_and_its_seed_alone_draws(monkeypatch, tmp_path, name):
+    request = {"id": "a", "input": "One.", **FAMILIES[name].request}
+    model = loaded(monkeypatch, tmp_path, FAMILIES[name])
+    first, again, other = (speak(model, request, offset) for offset in (0, 0, 1))
+    assert first.tolist() == again.tolist() != other.tolist() and first.shape == (3,)
+    asked = (getattr(model, "_pipeline", None) or model._model).asked[0]
+    assert asked.pop("text") == "One."
+    sent = {key: value for key, value in request.items() if key not in ("id", "input", "voice", "seed", "watermark")}
+    assert {key: value for key, value in asked.items() if key not in ("speaker", "voice")} == sent
+    with pytest.raises(ServerError, match="has no option cfg_scale"):
+        speak(model, request | {"cfg_scale": 1})
+
+
+def test_a_watermark_cannot_be_left_out_of_chatterbox(monkeypatch, tmp_path):
+    model = loaded(monkeypatch, tmp_path, FAMILIES["chatterbox"])
+    with pytest.raises(ServerError, match="watermark: false was asked for, and chatterbox-tts marks all"):
+        speak(model, {"id": "a", "input": "One.", "watermark": False})
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch, tmp_path):
+    with pytest.raises(ServerError, match=r"device 'cuda:7' is not there: .* nothing falls back to the CPU"):
+        loaded(monkeypatch, tmp_path, FAMILIES["omnivoice"], device="cuda:7")
+
+
+@pytest.mark.parametrize(
+    ("name", "gone", "says"),
+    [("omnivoice", "audio_tokenizer", "another would be downloaded"), ("kokoro", None, "en_core_web_sm is missing")],
+)
+def test_what_a_package_would_download_is_refused(monkeypatch, tmp_path, name, gone, says):
+    monkeypatch.setattr(FAKES["spacy"]["util"], "is_package", lambda name: False)
+    monkeypatch.setattr(Path, "is_dir", lambda path: path.name != gone)
+    with pytest.raises(ServerError, match=says):
+        loaded(monkeypatch, tmp_path, FAMILIES[name])
+
+
+def test_samples_are_written_as_a_wav_file_of_16_bits(tmp_path):
+    writer(24000)(tmp_path / "a.wav", np.array([0, 0.5, -2], np.float32))
+    audio = decode((tmp_path / "a.wav").read_bytes(), Container.WAV)
+    assert audio.rate == 24000 and (audio.samples[0] * 32768).round().tolist() == [0, 16384, -32767]

@@ -46,7 +46,7 @@ class Tones:
         self.pause_s = 0.0
         self.lock = threading.Lock()
 
-    def pieces(self, text, voice, seed, speed):
+    def pieces(self, text, voice, seed, speed=1.0):
         for sentence in filter(None, text.replace("!", ".").split(".")):
             with self.lock:
                 self.running += 1

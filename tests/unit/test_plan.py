@@ -268,6 +268,8 @@ def test_every_arm_that_a_site_offers_has_a_whole_plan_on_a_machine_without_a_gp
     family = small.get(weights, "smollm2_135m" if site == "embedded" else "qwen3_5_9b")
     if "transcription" in routes:
         family = "whisper_base" if site == "embedded" else "whisper_large_v3"
+    if "speech" in routes and site != "embedded":
+        family = "qwen3_tts_1_7b"
     entry = ServedConfig(family=family, arm=arm, dtype=config.arms[arm].dtypes[0], deployment="qwen3_5_9b")
     plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
     assert plan["unsupported"] is None and plan["refused"] == []
@@ -308,6 +310,38 @@ def test_a_speaker_is_judged_with_the_network_that_tells_speakers_apart(config):
     expected = {"dtype": "float32", "speaker_encoder": "resemblyzer"}
     assert judge_options(reference) == config.judge_options("hibari_tts") == expected
     assert "speaker_encoder" not in config.reference_options("hibari_tts")  # which no other network changes
+
+
+SPEAKING = {name: entry for name, entry in on("h100").configs.items() if getattr(entry, "arm", "") == "mstar-tts"}
+
+
+@pytest.mark.parametrize("name", SPEAKING)
+def test_a_voice_whose_weights_are_not_pinned_is_planned_to_its_last_key_and_refused(tmp_path, name):
+    assert set(SPEAKING) >= {"qwen3_tts_0_6b", "qwen3_tts_1_7b", "qwen3_tts_split", "chatterbox", "omnivoice", "kokoro"}
+    config = on("h100", trees=checkouts(tmp_path))
+    plan, family = serve_plan(config, name), config.families[SPEAKING[name].family]
+    source = config.sources[family.reference_model]
+    assert [f"40-digit commit of {source.repo}" in reason for reason in plan["refused"]] == [True]
+    assert plan["client"]["extra_body"] == family.request and plan["client"]["routes"]["speech"] == "/v1/audio/speech"
+    assert plan["gpus"] == (2 if name == "qwen3_tts_split" else 1)
+    assert plan["reference"]["arms"][0] == "judge" and len(plan["reference"]["arms"]) == 4  # and three other seeds
+    assert (FOLDER / f"environments/{family.reference.environment}.txt").is_file()
+
+
+@pytest.mark.parametrize("tier", ["smoke", "standard", "release"])
+def test_every_family_of_speech_has_a_locked_set_and_a_floor_in_every_tier(tmp_path, tier):
+    config = pinned(on("h100", trees=checkouts(tmp_path)))
+    speech = {"asr": "mstar-asr", "tts": "mstar-tts"}
+    families = [name for name, family in config.families.items() if family.modality in speech]
+    assert len(families) >= 12
+    for name in families:
+        arm = speech[config.families[name].modality]
+        entry = ServedConfig(family=name, arm=arm, tier=tier, dtype="bfloat16", deployment="x")
+        if config.sources[config.families[name].reference_model].kind == "huggingface":
+            plan = serve_plan(config.model_copy(update={"configs": {"x": entry}}), "x")
+            assert plan["sets"] == [f"{config.families[name].modality}_{tier}"] and len(plan["reference"]["arms"]) >= 4
+        for locked in config.families[name].sets[tier]:
+            assert (FOLDER.parent / f"samplesets/{locked}.lock.json").is_file()
 
 
 def test_vllm_is_asked_for_the_text_alone_of_a_transcript():

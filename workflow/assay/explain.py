@@ -21,7 +21,7 @@ from assay.explain_tts import worst_spoken
 from assay.gate import read_verdict
 from assay.records import SERVED, Status
 from assay.run import Run, prompt_text, response_rows, run_of, token_rows
-from assay.verdicts.model import Gate, Instance, Verdict
+from assay.verdicts.model import Gate, Instance, Verdict, most_telling
 
 STYLES = {
     Status.PASS: "green",
@@ -65,7 +65,7 @@ def explain(path: str | Path, console: Console, brief: bool = False, items: int 
     if brief:
         return
     if verdict.gates:
-        console.print(_gate_table(verdict.gates))
+        console.print(_gate_table(most_telling(verdict.gates, verdict.samples.planned)))
         console.print(_controls(verdict))
     for line in _instances(verdict):
         console.print(line)
@@ -102,8 +102,7 @@ def _gate_table(gates: list[Gate]) -> Table:
     table = Table(title="Gates", title_justify="left", header_style="bold")
     for name in ("gate", "pass", "status", "value", "limit", "what it says"):
         table.add_column(name, overflow="fold")
-    order = list(Status)
-    for gate in sorted(gates, key=lambda gate: order.index(gate.status)):
+    for gate in gates:
         limit = gate.threshold.value if gate.threshold else None
         table.add_row(
             gate.id,

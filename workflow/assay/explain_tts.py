@@ -12,7 +12,7 @@ from rich.text import Text
 
 from assay.records import JUDGE, SERVED, Status
 from assay.run import Run, transcript_rows
-from assay.verdicts.model import Verdict
+from assay.verdicts.model import Verdict, most_telling
 
 Row = Mapping[str, Any]
 SHOWN = {"duration_s": "s", "level_dbfs": "dBFS", "clicks": "clicks", "gaps": "gaps", "seams": "seams"}
@@ -31,17 +31,16 @@ class Spoken:
 
 
 def worst_spoken(verdict: Verdict, plan: Mapping[str, Any], run: Run, count: int) -> Iterator[Spoken]:
-    """The answers that gates which do not pass name, those of failing ones first, one pass of each item.
+    """The answers that gates which do not pass name, those of the most telling ones first, one pass of each item.
 
     Args:
         plan: the serve plan of the run.
         run: its files.
         count: how many.
     """
-    order = list(Status)
     named: dict[str, tuple[str, list[str]]] = {}
     unlike = [gate for gate in verdict.gates if gate.status is not Status.PASS]
-    for gate in sorted(unlike, key=lambda gate: order.index(gate.status)):
+    for gate in most_telling(unlike, verdict.samples.planned):
         for worst in gate.worst_items:
             arm, gates = named.setdefault(worst.item_id, (gate.arm, []))
             if gate.arm == arm:

@@ -22,16 +22,23 @@ Samples = npt.NDArray[np.float32]  # [samples], full scale 1
 CPU = "CPUExecutionProvider"
 
 
-class Synthesizer(Protocol):
+class Speaker(Protocol):
     """A model that speaks."""
 
     name: str
     rate: int  # Hz
-    voices: tuple[str, ...]
-    vocab: dict[str, int]  # phoneme -> id
+    voices: tuple[str, ...]  # the first where none is asked for
+    options: frozenset[str]  # what a request may say besides its text, voice and seed
 
-    def pieces(self, text: str, voice: str, seed: int, speed: float) -> Iterator[Samples]:
-        """Sound of a text, sentence by sentence; the same for the same arguments, whatever else runs beside it."""
+    @property
+    def pieces(self) -> Callable[..., Iterator[Samples]]:
+        """(text, voice, seed, **options) -> sound, sentence by sentence; the same for the same arguments."""
+
+
+class Synthesizer(Speaker, Protocol):
+    """One that the embedded server serves: what else runs beside a request changes nothing of its sound."""
+
+    vocab: dict[str, int]  # phoneme -> id
 
 
 def model_options(parser: argparse.ArgumentParser) -> None:
@@ -41,17 +48,22 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of an operator")
 
 
-Loader = Callable[[argparse.Namespace], Synthesizer]
+Loader = Callable[[argparse.Namespace], Speaker]
 
 
-def drive(load: Loader, write: Callable[[Path, Samples], None], distributions: tuple[str, ...]) -> None:
+def drive(
+    load: Loader,
+    write: Callable[[Path, Samples], None],
+    distributions: tuple[str, ...],
+    arguments: Callable[[argparse.ArgumentParser], None] = model_options,
+) -> None:
     """The whole of a driver: `load` a model, speak every request, `write` it as a WAV file.
 
-    Exit status 2 with one message for a wrong argument or request.
+    `arguments` adds what loading takes. Exit status 2 with one message for a wrong argument or request.
     """
     parser = argparse.ArgumentParser()
-    model_options(parser)
-    parser.add_argument("--requests", required=True, type=Path, help="JSON lines: id, input, voice, seed, speed")
+    arguments(parser)
+    parser.add_argument("--requests", required=True, type=Path, help="JSON lines: id, input, voice, seed, options")
     parser.add_argument("--output", required=True, type=Path, help="folder to fill")
     parser.add_argument("--seed-offset", type=int, default=0, help="added to every request's seed")
     options = parser.parse_args()
@@ -63,7 +75,7 @@ def drive(load: Loader, write: Callable[[Path, Samples], None], distributions: t
 
 
 def _speak_all(
-    model: Synthesizer,
+    model: Speaker,
     write: Callable[[Path, Samples], None],
     distributions: tuple[str, ...],
     options: argparse.Namespace,
@@ -78,20 +90,19 @@ def _speak_all(
     (options.output / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def speak(model: Synthesizer, request: Mapping[str, Any], seed_offset: int = 0) -> Samples:
+def speak(model: Speaker, request: Mapping[str, Any], seed_offset: int = 0) -> Samples:
     """The sound of one request.
 
     Raises:
         ServerError: an unknown voice, or an option that the model does not have: it would be lost.
     """
-    known = {"id", "input", "voice", "seed", "speed"}
-    if unknown := request.keys() - known:
+    if unknown := request.keys() - {"id", "input", "voice", "seed"} - model.options:
         raise ServerError(f"request {request['id']}: {model.name} has no option {', '.join(sorted(unknown))}")
     voice = request.get("voice", model.voices[0])
     if voice not in model.voices:
         raise ServerError(f"request {request['id']}: no voice '{voice}'; there are {', '.join(model.voices)}")
-    pieces = model.pieces(request["input"], voice, request.get("seed", 0) + seed_offset, request.get("speed", 1.0))
-    return joined(pieces)
+    options = {name: request[name] for name in sorted(request.keys() & model.options)}
+    return joined(model.pieces(request["input"], voice, request.get("seed", 0) + seed_offset, **options))
 
 
 def joined(pieces: Iterator[Samples]) -> Samples:

@@ -18,6 +18,7 @@ class HibariModel:
     name = "hibari"
     rate = SAMPLE_RATE
     voices: tuple[str, ...] = ("heart",)
+    options = frozenset({"speed"})
 
     def __init__(self, options: argparse.Namespace) -> None:
         path = options.model / "hibari/assets/hibari.onnx"
@@ -32,7 +33,7 @@ class HibariModel:
         """Phonemes of each sentence."""
         return self._tts.phonemize(text)
 
-    def pieces(self, text: str, voice: str, seed: int, speed: float) -> Iterator[Samples]:
+    def pieces(self, text: str, voice: str, seed: int, speed: float = 1.0) -> Iterator[Samples]:
         """As `Synthesizer`; the seed draws the noise of unvoiced sounds."""
         return self._tts.stream(text, speed, seed)
 

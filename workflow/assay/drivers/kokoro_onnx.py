@@ -24,6 +24,7 @@ class KokoroModel:
 
     name = "kokoro"
     rate = 24000
+    options = frozenset({"speed"})
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._session = session(options.model / "kokoro.onnx", options.provider, options.threads)
@@ -38,7 +39,7 @@ class KokoroModel:
         """Phonemes of each sentence."""
         return self._g2p.phonemize(text)
 
-    def pieces(self, text: str, voice: str, seed: int, speed: float) -> Iterator[Samples]:
+    def pieces(self, text: str, voice: str, seed: int, speed: float = 1.0) -> Iterator[Samples]:
         """As `Synthesizer`. Nothing is drawn: the seed changes nothing."""
         for phonemes in self.phonemize(text):
             tokens = [self.vocab[sign] for sign in phonemes if sign in self.vocab][:_LONGEST]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assay.embedded import benign
-from assay.embedded.api import ApiError
+from assay.embedded import shared
 from assay.embedded.hooks import Hooks, Messages, Piece
 from assay.embedded.switch import Switch
 from assay.errors import ConfigError
@@ -253,14 +252,6 @@ class DoubleBos(Planted):
         return dataclasses.replace(request, prompt_ids=(self.value, *request.prompt_ids))
 
 
-@fault("http_500", int, "the VALUE-th request (from 0) is answered with HTTP 500")
-class Http500(Planted):
-    def request(self, request: Request) -> Request:
-        if request.number == self.value:
-            raise ApiError(500, "planted fault http_500")
-        return request
-
-
 # --- the chat template -------------------------------------------------------------------------------------------
 
 
@@ -401,10 +392,10 @@ def _at(place: int, change: Callable[[Piece], list[Piece]]) -> Callable[[Piece],
     return changed
 
 
-# --- benign changes ----------------------------------------------------------------------------------------------
+# --- as on every server ------------------------------------------------------------------------------------------
 
 
-benign.register(FAULTS, Planted)
+shared.register(FAULTS, Planted)
 
 
 @fault("prefill_chunk", int, "benign: prompts prefilled in chunks of VALUE tokens")

@@ -21,7 +21,7 @@ from assay.report.items import WORST_FIRST, About, Case, Listing, Modality
 from assay.report.plots import Series, Strip, number, strip
 from assay.report.words import CAVEATS, COMMON_WORDS, LABELS, MEANING, SIGNS, pass_label
 from assay.run import Run, run_of
-from assay.verdicts.model import Gate, Verdict
+from assay.verdicts.model import Gate, Verdict, most_telling
 from assay.verdicts.scoretable import floor_values, planned_items
 from assay.verdicts.suites import suite_of
 from assay.verdicts.verify import read_scores
@@ -152,17 +152,14 @@ class GateView:
 
 
 def _gates(verdict: Verdict, case: Case, modality: Modality) -> list[GateView]:
-    """Every gate once, as the verdict lists them, the worst first."""
-    order = list(Status)
-    passes: dict[str, list[Gate]] = {}
-    for gate in verdict.gates:
-        passes.setdefault(gate.id, []).append(gate)
-    views = []
-    for name, gates in passes.items():
-        about = {**COMMON_GATES, **modality.gates}[name]
-        status = min((gate.status for gate in gates), key=order.index)
-        views.append(GateView(name, about, status, tuple(gates), _plot(gates, about, case)))
-    return sorted(views, key=lambda view: order.index(view.status))
+    """Every gate once, the most telling first."""
+    views: dict[str, GateView] = {}
+    for worst in most_telling(verdict.gates, verdict.samples.planned):
+        if worst.id not in views:
+            about = {**COMMON_GATES, **modality.gates}[worst.id]
+            passes = [gate for gate in verdict.gates if gate.id == worst.id]
+            views[worst.id] = GateView(worst.id, about, worst.status, tuple(passes), _plot(passes, about, case))
+    return list(views.values())
 
 
 def _plot(gates: list[Gate], about: About, case: Case) -> Strip | None:

@@ -32,6 +32,7 @@ from assay.verdicts.model import (
     Samples,
     Tool,
     Verdict,
+    most_telling,
 )
 from assay.verdicts.scoretable import FloorValues, ScoreTable
 from assay.verdicts.suite import Suite
@@ -121,7 +122,7 @@ def judge_run(
     claim = suite.claim(gates)
     decision = decide(
         coverage=coverage,
-        gates=gates,
+        gates=most_telling(gates, len(table.items)),
         controls=controls,
         instances=facts.instances,
         problems=problems,
@@ -248,7 +249,7 @@ def decide(
     image_by_tag: str | None = None,
     alpha: float = 0.01,
 ) -> Decision:
-    """One status and one reason, by precedence:
+    """One status and one reason, that of the first of the gates, by precedence:
 
     1. ERROR when no gate can be believed: no planned item, a reference that cannot be trusted, code that changed while
        it served, another execution provider than was asked for, devices that had faults. A server that ended by itself

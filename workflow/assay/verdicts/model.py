@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
@@ -191,6 +192,25 @@ class Gate(Strict):
     diagnosis: list[Diagnosis] = []
     caveats: list[Caveat] = []
     detail: str = Field(description="One sentence a person understands")
+
+
+MOST = 0.5  # share of the items
+
+
+def most_telling(gates: Sequence[Gate], items: int) -> list[Gate]:
+    """Gates in the order to read them: the worst status first, and of those that fail the one that tells most.
+
+    A gate that counts items tells the more, the larger their share of the planned `items`. One of a mean or a rate
+    speaks of the whole set and names none: it comes behind gates that name most items, and before those of fewer.
+    """
+    order = list(Status)
+
+    def rank(gate: Gate) -> tuple[int, float]:
+        named = gate.value if gate.unit == "count" else None
+        share = MOST if named is None or not items else named / items
+        return order.index(gate.status), -share if gate.status is Status.FAIL else 0
+
+    return sorted(gates, key=rank)
 
 
 class PositiveControl(Strict):

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from transformers.audio_utils import mel_filter_bank
 
-from assay.embedded import benign
-from assay.embedded.api import ApiError
+from assay.embedded import shared
 from assay.embedded.asr.engine import WINDOW
 from assay.embedded.asr.hooks import RATE, Hooks, Request, Samples, Segment
 from assay.embedded.switch import Switch
@@ -264,14 +263,6 @@ class Translated(Planted):
         return dataclasses.replace(request, task="translate")
 
 
-@fault("http_500", int, "the VALUE-th request (from 0) is answered with HTTP 500")
-class Http500(Planted):
-    def request(self, request: Request) -> Request:
-        if request.number == self.value:
-            raise ApiError(500, "planted fault http_500")
-        return request
-
-
 # --- decoding ----------------------------------------------------------------------------------------------------
 
 
@@ -424,7 +415,7 @@ class LogprobsTemperature(Planted):
         return logits / self.value
 
 
-# --- benign changes ----------------------------------------------------------------------------------------------
+# --- as on every server ------------------------------------------------------------------------------------------
 
 
-benign.register(FAULTS, Planted)
+shared.register(FAULTS, Planted)

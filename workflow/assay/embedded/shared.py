@@ -1,4 +1,4 @@
-"""Changes that no verdict may fail, which every server over torch can be asked for like a fault."""
+"""What every server over torch can plant alike: a failed request, and the changes that no verdict may fail."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from assay.embedded.api import ApiError
 from assay.embedded.switch import Switch
 
 
@@ -16,6 +17,13 @@ def register(switch: Switch, planted: Any) -> None:
         switch: its faults.
         planted: base of its faults: hooks that are made with a fault's value.
     """
+
+    @switch.fault("http_500", int, "the VALUE-th request (from 0) is answered with HTTP 500")
+    class Http500(planted):
+        def request(self, request: Any) -> Any:
+            if request.number == self.value:
+                raise ApiError(500, "planted fault http_500")
+            return request
 
     @switch.fault("rerun", None, "benign: nothing is changed")
     class Rerun(planted):
