@@ -63,6 +63,9 @@ logger.addHandler(FAILED)
 
 onstart:
     failed.forget()
+    # For its limit of submissions, 100 a second, Snakemake looks at all waiting jobs again every second, and once more
+    # for each job that ended; nothing here comes near the limit.
+    workflow.scheduler.job_rate_limiter = None
     plugin = None if workflow.local_exec else sys.modules.get("snakemake_executor_plugin_slurm")
     if plugin:
         slurm.end_preempted(plugin)
