@@ -78,7 +78,7 @@ def cost(
     def add(size: str, name: str, audio_h: float, command: list[str]) -> None:
         seconds, peak = _in_a_process(*command)
         rate = f"{60 * audio_h / seconds:.3g}"
-        table.add_row(size, name, f"{audio_h:.2g}", f"{seconds:.1f}", rate, f"{peak:.0f}")
+        table.add_row(size, name, f"{audio_h:.2g}", f"{seconds:.3g}", rate, f"{peak:.0f}")
 
     for size in hours:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:

@@ -1361,10 +1361,11 @@ def _check_references(config: Config, folder: Path) -> None:
         for rules in arm.log_rules:
             _refer(config.log_rules, rules, "file of log rules", f"{folder}/arms/{name}.yaml: log_rules")
     for name, family in config.families.items():
-        where = f"{folder}/families/{name}.yaml"
         if family.reference.weights not in family.model.weights:
             needed = f"the reference needs a '{family.reference.weights}' entry"
-            raise ConfigError(f"{where}: model.weights: {needed}")
+            raise ConfigError(f"{folder}/families/{name}.yaml: model.weights: {needed}")
+    for name, family in config.families.items():
+        where = f"{folder}/families/{name}.yaml"
         config.judge_model(family.reference_model)
         judged = config.judge_options(family.reference_model)
         _check_lock(folder, family.reference, f"{where}: reference")
