@@ -52,7 +52,8 @@ slurm: $(VENV)/run
 ## The fault matrix: every plantable fault by the gates that catch it, written to docs/faults/.
 fault-matrix: $(VENV)/run
 	$(BIN)/snakemake --cores $(CORES) docs/faults/faults_32.md docs/faults/faults_32_bf16.md \
-		docs/faults/faults_100.md docs/faults/faults_sampled.md --keep-going
+		docs/faults/faults_100.md docs/faults/faults_sampled.md docs/faults/faults_asr.md docs/faults/faults_tts.md \
+		--keep-going
 
 $(VENV)/run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
