@@ -9,6 +9,7 @@ and the CPU seconds of `snakemake` when it starts, reads the workflow, builds th
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import shutil
@@ -113,4 +114,6 @@ def _make_results(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main([int(size) for size in sys.argv[1:]])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configs", nargs="+", type=int, help="numbers of configs")
+    main(parser.parse_args().configs)
