@@ -166,6 +166,12 @@ IMAGE = {"repository": "org/engine", "tag": "v1", "digest": None}
         ),
         (
             "mi300x",
+            "arms/mstar-tts.yaml",
+            lambda c: c["client"].pop("protocol"),
+            r"mstar-tts\.yaml: key 'client\.protocol' is missing$",
+        ),
+        (
+            "mi300x",
             "arms/mstar-base.yaml",
             lambda c: c.update(like="vllm-aiter"),
             r"mstar-base\.yaml: like: 'vllm-aiter' is a variant itself",
@@ -239,6 +245,16 @@ def test_a_digest_filled_in_for_an_arm_holds_for_what_is_like_it(folder):
     digest = f"sha256:{'a' * 64}"
     edit(folder / "arms/vllm.yaml", lambda c: c["devices"]["amd"]["image"].update(digest=digest))
     assert config.load({"site": "mi300x"}, folder).arms["vllm-aiter"].devices["amd"].image.digest == digest
+
+
+def test_a_variant_that_is_asked_otherwise_shares_image_and_launch_line(folder):
+    arms = config.load({"site": "mi300x"}, folder).arms
+    plain, speech = (arms[name].model_dump() for name in ("mstar", "mstar-tts"))
+    notes = {"description", "recipe", "recipe_date"}
+    assert {key for key in plain if plain[key] != speech[key]} - notes == {"dtypes", "client", "instances"}
+    # Whole: nothing of the other protocol's client is left.
+    assert plain["client"]["protocol"] == "mstar" and "models" not in speech["client"]
+    assert arms["mstar-asr"].env == arms["mstar"].env | {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def test_a_site_offers_what_it_can_serve_and_what_nothing_can(folder):

@@ -580,7 +580,10 @@ class VariantProcess(Strict):
 
 
 class Variant(Strict):
-    """An arm that is another one but for its environment variables, its files or its checkout."""
+    """An arm that is another one, its image and launch line among them, but for what is said here.
+
+    Mappings change the keys that they name; `client` and lists take the place of the other arm's.
+    """
 
     like: Name = Field(description="The arm that it is a variant of")
     description: str
@@ -590,6 +593,10 @@ class Variant(Strict):
     files: Files = {}
     devices: dict[DeviceKind, VariantDevice] = {}
     process: VariantProcess | None = None
+    dtypes: list[Dtype] | None = Field(default=None, min_length=1, description="As of an arm")
+    padding: Padding | None = Field(default=None, description="As of an arm")
+    client: ClientSpec | None = Field(default=None, description="As of an arm, whole")
+    instances: list[Passes] | None = Field(default=None, min_length=1, description="As of an arm")
 
 
 # --- log rules ---------------------------------------------------------------------------------------------------
@@ -1211,13 +1218,12 @@ def parse(kind: Any, value: Any, where: str) -> Any:
 
 def _explain(where: str, value: Any, item: Mapping[str, Any]) -> str:
     keys = ".".join(_keys(value, item["loc"]))
-    if item["type"] == "union_tag_invalid":
+    if item["type"] in {"union_tag_invalid", "union_tag_not_found"}:
         tag = item["ctx"]
         name = ".".join([*filter(None, [keys]), tag["discriminator"].strip("'")])
+        if "tag" not in tag:
+            return f"{where}: key '{name}' is missing"
         return f"{where}: {name}: one of {tag['expected_tags']} is needed (found '{tag['tag']}')"
-    if item["type"] == "union_tag_not_found":
-        name = item["ctx"]["discriminator"].strip("'")
-        return f"{where}: key '{name}' is missing"
     if item["type"] == "extra_forbidden":
         return f"{where}: unknown key '{keys}'; remove it or correct its spelling"
     if item["type"] == "missing":
@@ -1270,7 +1276,9 @@ def _read_arms(folder: Path) -> tuple[dict[str, Arm], dict[str, str]]:
         base = _refer(raw, variant.like, "arm", where)
         if variant.like in variants:
             raise ConfigError(f"{where}: '{variant.like}' is a variant itself; name the arm that it is like")
-        raw[name] = merge(base, variant.model_dump(exclude={"like"}, exclude_unset=True))
+        changes = variant.model_dump(exclude={"like"}, exclude_unset=True)
+        kept = {key: value for key, value in base.items() if key != "client" or "client" not in changes}
+        raw[name] = merge(kept, changes)
     # Variants last: what is wrong in the arm that they are like is told of that arm.
     order = sorted(raw, key=lambda name: (name in variants, name))
     arms = {name: parse(Arm, raw[name], f"{folder}/{name}.yaml") for name in order}
