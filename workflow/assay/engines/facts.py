@@ -297,10 +297,11 @@ def _answers(facts: Iterable[tuple[int, Fact]]) -> str:
     return ", ".join(f"{answer} (line {line})" for answer, line in lines.items())
 
 
-def resolve(facts: Sequence[Fact]) -> list[Statement]:
-    """One statement for each question that the facts answer, and for each kind of fact that is not logged at all.
+def resolve(facts: Sequence[Fact], kinds: Collection[FactKind]) -> list[Statement]:
+    """One statement for each question that the facts answer, and for each of `kinds` that is not logged at all.
 
-    Attention of role `main` is a question even when only the vision tower (`vit`) said what it picked.
+    `kinds` are those that the rules of this engine look for. Attention of role `main` is a question even when only the
+    vision tower (`vit`) said what it picked.
     """
     settled = [fact for fact in facts if fact.status not in ASKED]
     questions = dict.fromkeys((fact.kind, fact.role, fact.stage) for fact in settled)
@@ -308,10 +309,11 @@ def resolve(facts: Sequence[Fact]) -> list[Statement]:
     for fact in facts:  # what was asked for without a stage was asked for in every stage
         if fact.stage or (fact.kind, fact.role) not in answered:
             questions[fact.kind, fact.role, fact.stage] = None
-    if {role for kind, role, _ in questions if kind is FactKind.ATTENTION} <= {"vit"}:
+    attention = {role for kind, role, _ in questions if kind is FactKind.ATTENTION}
+    if FactKind.ATTENTION in kinds and attention <= {"vit"}:
         questions[FactKind.ATTENTION, "main", None] = None
     order = list(FactKind)
-    for kind in set(order) - {kind for kind, _, _ in questions}:
+    for kind in set(kinds) - {kind for kind, _, _ in questions}:
         questions[kind, None, None] = None
     return [
         _statement(kind, role, stage, facts)
