@@ -44,6 +44,18 @@ def test_without_outputs_and_resources_the_gates_are_shown_and_a_line_says_what_
     assert f"The worst items cannot be shown: cannot read {tmp_path / 'outputs/x/0.parquet'}" in text
 
 
+def test_the_limit_of_an_item_has_its_own_unit_beside_a_count_of_items(tmp_path):
+    world = World()
+    world.serve(noise=1.0)
+    verdict, path = write(tmp_path, world)
+    limit = next(gate.threshold.value for gate in verdict.gates if gate.id == "G-hard")
+    hard, coverage = (
+        next(line for line in shown(path).splitlines() if name in line and "│" in line)
+        for name in ("│ G-hard", "│ G-coverage")
+    )
+    assert f"{limit:.3g} nat an item" in hard and "an item" not in coverage
+
+
 @pytest.mark.parametrize("failed", [True, False])
 def test_the_log_of_a_server_that_never_came_is_shown(tmp_path, failed):
     failure = StartupFailure(kind="exited", message="exit code 1", log_tail="RuntimeError: no such [layer]")

@@ -21,7 +21,7 @@ from assay.explain_tts import worst_spoken
 from assay.gate import read_verdict
 from assay.records import SERVED, Status
 from assay.run import Run, prompt_text, response_rows, run_of, token_rows
-from assay.verdicts.model import Gate, Instance, Verdict, most_telling
+from assay.verdicts.model import Gate, Instance, Threshold, Verdict, most_telling
 
 STYLES = {
     Status.PASS: "green",
@@ -103,13 +103,12 @@ def _gate_table(gates: list[Gate]) -> Table:
     for name in ("gate", "pass", "status", "value", "limit", "what it says"):
         table.add_column(name, overflow="fold")
     for gate in gates:
-        limit = gate.threshold.value if gate.threshold else None
         table.add_row(
             gate.id,
             Text(gate.arm.removeprefix(SERVED)),
             Text(gate.status.value, style=STYLES[gate.status]),
             _number(gate.value, gate.unit),
-            "–" if limit is None else f"{limit:.3g}",
+            _limit(gate.threshold),
             Text("\n".join([gate.detail, *(hint.hint for hint in gate.diagnosis)])),
         )
     return table
@@ -117,6 +116,13 @@ def _gate_table(gates: list[Gate]) -> Table:
 
 def _number(value: float | None, unit: str) -> str:
     return "–" if value is None else f"{value:.3g} {unit}".strip()
+
+
+def _limit(threshold: Threshold | None) -> str:
+    """In the statistic's unit, which stands beside it; or in its own, where it is the limit of each item."""
+    if threshold is None:
+        return "–"
+    return _number(threshold.value, f"{threshold.unit} an item" if threshold.unit else "")
 
 
 def _controls(verdict: Verdict) -> Text:

@@ -112,6 +112,9 @@ class Threshold(Strict):
     value: Finite | None
     source: Literal["floor", "device_profile", "fallback_strictest", "absolute", "declared"]
     kappa: Finite | None = None
+    unit: str | None = Field(
+        default=None, description="If it is a limit of each item, of which the gate counts those above"
+    )
     detail: str
 
 

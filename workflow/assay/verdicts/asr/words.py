@@ -56,6 +56,7 @@ def transcript_gate(trial: AsrTrial) -> Draft:
                 value=limit,
                 source="floor" if limit > trial.options.edit_rate else "absolute",
                 kappa=trial.options.edit_ratio,
+                unit="edits/word",
                 detail=f"edits per word: the larger of {trial.options.edit_rate:g} and {trial.options.edit_ratio:g} x "
                 f"the floor's largest ({largest:.3g})",
             ),

@@ -58,7 +58,11 @@ def hard_gate(trial: MarginTrial) -> Draft:
             value=u,
             unit="count",
             threshold=Threshold(
-                value=floor.tau_hard, source=floor.hard_from, kappa=trial.options.kappa, detail=floor.hard_detail
+                value=floor.tau_hard,
+                source=floor.hard_from,
+                kappa=trial.options.kappa,
+                unit="nat",
+                detail=floor.hard_detail,
             ),
             floor=floor.summary(floor_margins, "largest margin of each item and arm", trial.options.tau_hard_cap_nat),
             test=make_test(
@@ -132,7 +136,7 @@ def soft_gate(trial: MarginTrial) -> Draft:
             statistic="items with a margin above tau_soft",
             value=k,
             unit="count",
-            threshold=Threshold(value=floor.tau_soft, source="floor", detail=floor.soft_detail),
+            threshold=Threshold(value=floor.tau_soft, source="floor", unit="nat", detail=floor.soft_detail),
             floor=floor.summary(floor_margins, f"{floor.exceedances} positive margins of {floor.tokens} tokens"),
             test=make_test(trial, "C", p=p, n=n),
             detail=f"{k} of {n} items against {k_floor} of {n_floor} floor item-arms above {floor.tau_soft:.3g} nat"

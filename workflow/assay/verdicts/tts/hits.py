@@ -232,7 +232,10 @@ CATASTROPHE = HitSpec(
     "items of which most words are lost",
     lost_words,
     lambda trial: Threshold(
-        value=trial.options.catastrophe, source="absolute", detail="word error rate of an item that counts as lost"
+        value=trial.options.catastrophe,
+        source="absolute",
+        unit="fraction",
+        detail="word error rate of an item that counts as lost",
     ),
 )
 
@@ -280,7 +283,10 @@ WINDOW = HitSpec(
     "long items with a garbled stretch",
     garbled,
     lambda trial: Threshold(
-        value=trial.options.window_wer, source="absolute", detail="word error rate of the worst run of twenty words"
+        value=trial.options.window_wer,
+        source="absolute",
+        unit="fraction",
+        detail="word error rate of the worst run of twenty words",
     ),
 )
 
@@ -333,7 +339,8 @@ WAVEFORM = HitSpec(
     lambda trial: Threshold(
         value=noise_limit(trial, trial.arm),
         source="floor" if noise_limit(trial, trial.arm) > trial.options.waveform_dbfs else "absolute",
-        detail=f"level of the difference [dBFS]: the floor's largest + {RAISED_DB:g} dB, or the resolution",
+        unit="dBFS",
+        detail=f"level of the difference: the floor's largest + {RAISED_DB:g} dB, or the resolution",
     ),
 )
 
