@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import base64
 import io
 import json
@@ -254,6 +255,18 @@ def test_faults_of_load_strike_only_beside_another_request(fault):
     assert loaded != alone
     if fault.startswith("neighbour"):
         assert loaded == say(text="Quite another text.")
+
+
+def test_requests_that_come_at_once_are_under_load_but_for_the_first():
+    app = create_app(Tones(), "tones", FAULTS.plant("words_skipped_load=0.4"), 1)
+    alone = say(stream=True)
+
+    async def at_once():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            asked = {"model": "tones", "input": TEXT, "voice": "low", "stream": True}
+            return await asyncio.gather(*(client.post("/v1/audio/speech", json=asked) for _ in range(4)))
+
+    assert [answer.content == alone for answer in asyncio.run(at_once())] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import platform
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib.metadata import version
 from typing import Literal, TypeVar
 
@@ -64,8 +65,11 @@ def create_app(model: Synthesizer, served_name: str, hooks: Hooks, workers: int)
             streamed=body.stream,
             others=tuple(running),
         )
-        parts = spoken(model, hooks, hooks.speech(asked))
-        arriving = _counted(_in_pool(pool, parts), running, body.input)
+        with ExitStack() as until_spoken:
+            running.append(body.input)  # before anything waits: of requests that come at once, each sees the others
+            until_spoken.callback(running.remove, body.input)
+            parts = spoken(model, hooks, hooks.speech(asked))
+            arriving = _then(_in_pool(pool, parts), until_spoken.pop_all())
         if not body.stream:
             return Response(b"".join([part async for part in arriving]), media_type=MEDIA_TYPES[body.response_format])
         if body.stream_format == "sse":
@@ -112,14 +116,11 @@ async def _in_pool(pool: ThreadPoolExecutor, items: Iterator[T]) -> AsyncIterato
         yield item  # type: ignore[misc]
 
 
-async def _counted(parts: AsyncIterator[bytes], running: list[str], text: str) -> AsyncIterator[bytes]:
-    """`parts`, their text being among those `running` until they end."""
-    running.append(text)
-    try:
+async def _then(parts: AsyncIterator[bytes], at_end: ExitStack) -> AsyncIterator[bytes]:
+    """`parts`, and what is to be done when they end."""
+    with at_end:
         async for part in parts:
             yield part
-    finally:
-        running.remove(text)
 
 
 async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
