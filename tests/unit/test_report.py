@@ -242,6 +242,11 @@ def test_a_page_that_loads_something_is_found(planted):
     assert loads(planted)
 
 
+def test_a_limit_of_each_item_has_its_unit(page):
+    limits = dict(re.findall(r'id="gate-(G-[\w-]+)".*?<dt>limit</dt><dd>(.*?)</dd>', page, re.DOTALL))
+    assert limits["G-hard"].endswith("(nat an item)") and "an item" not in limits["G-coverage"]
+
+
 def test_a_plot_shows_the_floor_the_value_and_the_limit_and_says_so_in_words(page):
     (label,) = re.findall(
         r'<details class="gate[^>]*id="gate-G-logprob".*?<svg[^>]*aria-label="([^"]*)"', page, re.DOTALL
