@@ -161,6 +161,16 @@ def test_the_same_samples_are_heard_once_whatever_pass_or_file_they_come_in():
     assert len(listening.asked) == 2
 
 
+def test_only_audio_that_came_lately_is_remembered_so_that_a_set_may_have_any_length(monkeypatch):
+    monkeypatch.setattr("assay.judging.tts.REMEMBERED", 4)
+    listening = Listening()
+    listener = Listener(listening, embed=lambda samples, rate: samples[0, :1])
+    alike = [0.5, 0.6, 0.7, 0.8, 0.8, 0.5, 0.9, 0.5]  # the last one is heard again: four others came since
+    judged(*(response(samples=level * ALPHA) for level in alike), listener=listener)
+    assert len(listening.asked) == len(set(alike)) + 1
+    assert all(len(known) == 4 for known in (listener._measured, listener._heard, listener._embedded))
+
+
 def test_words_have_times_in_the_judges_own_answers_alone_in_whatever_order_they_come():
     as_served = np.rint(ALPHA * 32768) / 32768  # 16 bits; what is planted in it is listened to as well
     for arms, asked in (([JUDGE, "float32-graph"], 1), (["float32-graph", JUDGE], 2)):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,8 +33,19 @@ from assay.verdicts.tts.planted import CONTROLS, SpeechControl, Take, Word
 
 COLUMNS = ["item_id", "set_id", "arm", "status", "error", "audio", "chunk_bytes"]
 LANGUAGE = "en"  # of the texts
+REMEMBERED = 512  # audios: those of some twenty items, with all arms and planted faults
 
 Row = dict[str, Any]
+T = TypeVar("T")
+
+
+class Recent(dict[str, T]):
+    """What was found in the audios that came last, by their digest: equal ones are near, and a set has any length."""
+
+    def __setitem__(self, digest: str, found: T) -> None:
+        super().__setitem__(digest, found)
+        if len(self) > REMEMBERED:
+            del self[next(iter(self))]
 
 
 @dataclass(frozen=True)
@@ -52,14 +63,14 @@ Embed = Callable[[metrics.Samples, int], Embedding | None]  # samples, rate -> w
 
 @dataclass
 class Listener:
-    """Measures audio and listens to it, each distinct one once: a deterministic model is heard once for all arms."""
+    """Measures audio and listens to it, equal ones once: a deterministic model is heard once for all arms."""
 
     hear: Listen
     pcm: Pcm | None = None  # what raw samples are
     embed: Embed | None = None  # None: nothing here tells speakers apart
-    _measured: dict[str, Row] = field(default_factory=dict)
-    _heard: dict[str, Heard] = field(default_factory=dict)
-    _embedded: dict[str, list[float]] = field(default_factory=dict)
+    _measured: Recent[Row] = field(default_factory=Recent)
+    _heard: Recent[Heard] = field(default_factory=Recent)
+    _embedded: Recent[list[float]] = field(default_factory=Recent)
 
     def decode(self, body: Body) -> Audio:
         """The samples of a body; raises `MediaError`."""
