@@ -1,11 +1,12 @@
 """Hours of speech judged per minute, stage by stage, and the peak memory of each: does it grow with the set?
 
-    python benchmarks/speech.py cost [--hours 0.1 --hours 1 --hours 10] [--whisper resources/whisper_base --heard 5]
+    python benchmarks/speech.py cost [--hours 0.1 --hours 1 --hours 10] \
+        [--whisper resources/whisper_base --speaker resources/resemblyzer --heard 5]
 
 Real speech, repeated at slightly other levels until a set is as long as asked for, is what a server and three reference
 arms answered. Each stage reads what the one before it wrote, in a process of its own, so that peak memory is its own.
-`measure` is stage `judge` without Whisper, which is timed on `--heard` minutes: its cost is that of the minutes. Ten
-hours take 7 GB of disk, in `--scratch`.
+`measure` is stage `judge` without its two networks, which are timed on `--heard` minutes: their cost is that of the
+minutes. The faults that are planted in each run are part of it: twelve more answers to each item.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import cycle, groupby, islice
 from operator import itemgetter
@@ -36,6 +37,9 @@ from assay.judging.tts import COLUMNS, Heard, Listener, judge_rows
 from assay.media.audio import Container, decode, encode_wav
 from assay.metrics.audio import Samples
 from assay.records import JUDGE
+from assay.references.arms import arm_settings
+from assay.references.speaker import SpeakerEncoder
+from assay.references.whisper import Whisper, listenable
 from assay.samples.lock import Lock, item_sha256, lock_path
 from assay.score import score
 from assay.scoring.rows import Files
@@ -69,23 +73,26 @@ PLAN = {
 def cost(
     hours: Annotated[list[float], typer.Option(help="of speech in the set; every arm answers it")] = [0.1, 1.0, 10.0],  # noqa: B006
     whisper: Annotated[Path | None, typer.Option(help="folder of Whisper's weights")] = None,
-    heard: Annotated[float, typer.Option(help="minutes that Whisper hears")] = 5.0,
+    speaker: Annotated[Path | None, typer.Option(help="folder of the speaker encoder's weights")] = None,
+    heard: Annotated[float, typer.Option(help="minutes that either network hears")] = 5.0,
     scratch: Annotated[Path | None, typer.Option(help="where the audio lies meanwhile")] = None,
 ) -> None:
-    """Time every stage at every size."""
-    table = Table("hours of the set", "stage", "hours of audio", "seconds", "hours of audio a minute", "peak MB")
-
-    def add(size: str, name: str, audio_h: float, command: list[str]) -> None:
-        seconds, peak = _in_a_process(*command)
-        rate = f"{60 * audio_h / seconds:.3g}"
-        table.add_row(size, name, f"{audio_h:.2g}", f"{seconds:.3g}", rate, f"{peak:.0f}")
-
+    """Time every stage at every size; each size is told as soon as it is done."""
+    networks = {"transcribe": whisper, "embed": speaker}
+    heard_by = [(name, ["hear", name, str(path), str(heard)]) for name, path in networks.items() if path]
+    if heard_by:
+        _tell(f"{heard:g} minutes heard", heard / 60, heard_by)
     for size in hours:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            for name in STAGES:
-                add(f"{size:g}", name, size * len(ARMS), ["stage", name, folder, str(size)])
-    if whisper:
-        add("–", "transcribe", heard / 60, ["hear", str(whisper), str(heard)])
+            stages = [(name, ["stage", name, folder, str(size)]) for name in STAGES]
+            _tell(f"A set of {size:g} hours", size * len(ARMS), stages)
+
+
+def _tell(title: str, audio_h: float, commands: list[tuple[str, list[str]]]) -> None:
+    table = Table("stage", "hours of audio", "seconds", "hours of audio a minute", "peak MB", title=title)
+    for name, command in commands:
+        seconds, peak = _in_a_process(*command)
+        table.add_row(name, f"{audio_h:.2g}", f"{seconds:.3g}", f"{60 * audio_h / seconds:.3g}", f"{peak:.0f}")
     console.print(table)
 
 
@@ -104,16 +111,18 @@ def stage(name: str, folder: Path, hours: float) -> None:
 
 
 @app.command(hidden=True)
-def hear(model: Path, minutes: float) -> None:
-    """Have Whisper hear so many minutes, without the loading; print seconds and peak MB."""
-    from assay.references.arms import arm_settings
-    from assay.references.whisper import Whisper, listenable
-
-    whisper = Whisper(model, arm_settings(JUDGE, {"dtype": "float32"}))
+def hear(network: str, model: Path, minutes: float) -> None:
+    """Have a network hear so many minutes, without the loading; print seconds and peak MB."""
+    listen = _transcriber(model) if network == "transcribe" else SpeakerEncoder(model).embed
     started = time.perf_counter()
     for _, samples, rate in speech(minutes / 60):
-        whisper.transcribe(listenable(samples, rate), "en")
+        listen(samples, rate)
     _print_cost(started)
+
+
+def _transcriber(model: Path) -> Callable[[Samples, int], Any]:
+    whisper = Whisper(model, arm_settings(JUDGE, {"dtype": "float32"}))
+    return lambda samples, rate: whisper.transcribe(listenable(samples, rate), "en")
 
 
 def _print_cost(started: float) -> None:

@@ -33,8 +33,8 @@ def test_speech_is_measured_stage_by_stage(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(command, check=True, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
-    assert [row[1] for row in rows] == ["make", "measure", "score", "verdict"]
-    assert all(float(cell) > 0 for row in rows for cell in row[2:])
+    assert [row[0] for row in rows] == ["make", "measure", "score", "verdict"]
+    assert all(float(cell) > 0 for row in rows for cell in row[1:])
 
 
 def test_launchers_are_measured_and_what_they_add_is_told(tmp_path):
