@@ -188,7 +188,8 @@ def test_one_segment_without_ids_leaves_the_whole_answer_without():
 
 
 def test_an_empty_list_of_ids_beside_text_is_no_evidence():
-    row = answer(segment(tokens=[]))
+    row = answer(segment(tokens=[], token_logprobs=[], top_logprobs=[]))
+    assert (row["token_logprobs"], row["top_logprobs"]) == (None, None)
     assert (row["evidence"], row["token_ids"], row["output_tokens"]) == ("E2", None, None)
     assert answer(segment(text="", tokens=[]), text="")["output_tokens"] == 0
 
