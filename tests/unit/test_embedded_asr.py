@@ -305,9 +305,13 @@ def test_segments_are_lost_repeated_and_made_up(folder, clean):
     assert (filled.text, filled.end) == (" Thank you for watching!", 1.0)
 
 
-@pytest.mark.parametrize(("frames", "left"), [(2000, 2000), (3000, 3000), (3001, 3000), (6000, 3000), (6500, 6000)])
-def test_the_last_window_is_lost_of_several(frames, left):
-    assert FAULTS.plant("last_window_lost").frames(frames) == left
+@pytest.mark.parametrize(
+    ("seconds", "last", "later"), [(20, 20, 20), (30, 30, 30), (35, 30, 30), (60, 30, 30), (72, 60, 30)]
+)
+def test_the_last_window_or_all_but_the_first_are_lost_of_several(seconds, last, later):
+    asked = Request(0, np.zeros(seconds * RATE, np.float32), "en")
+    left = [len(FAULTS.plant(name).request(asked).samples) for name in ("last_window_lost", "later_windows_lost")]
+    assert left == [last * RATE, later * RATE]
 
 
 def test_times_of_a_window_begin_at_zero_again(folder):

@@ -112,7 +112,7 @@ class Engine(Batcher[Job]):
         padded = np.pad(samples, (0, WINDOW * self.extractor.hop_length))
         found = self.extractor(padded, sampling_rate=RATE, truncation=False, padding=False, return_tensors="np")
         job.features = torch.from_numpy(found.input_features[0])
-        job.frames = self.hooks.frames(max(1, len(samples) // self.extractor.hop_length))
+        job.frames = max(1, len(samples) // self.extractor.hop_length)
         job.language = job.request.language or self._detect(job)
 
     def _detect(self, job: Job) -> str:

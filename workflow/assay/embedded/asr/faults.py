@@ -26,6 +26,7 @@ FAULTS = Switch()
 fault = FAULTS.fault
 
 FRAMES_PER_S = 100
+WINDOW_SAMPLES = WINDOW // FRAMES_PER_S * RATE
 _DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
@@ -166,16 +167,17 @@ class PaddingStale(Planted):
 # --- the windows of long audio -----------------------------------------------------------------------------------
 
 
-@fault("last_window_lost", None, "of audio of several windows, the last is lost")
+@fault("last_window_lost", None, "of audio of several windows of 30 seconds, the last is lost")
 class LastWindowLost(Planted):
-    def frames(self, frames: int) -> int:
-        return (frames - 1) // WINDOW * WINDOW or frames
+    def request(self, request: Request) -> Request:
+        whole = (len(request.samples) - 1) // WINDOW_SAMPLES * WINDOW_SAMPLES
+        return _with(request, request.samples[: whole or len(request.samples)])
 
 
 @fault("later_windows_lost", None, "only the first 30 seconds are transcribed")
 class LaterWindowsLost(Planted):
-    def frames(self, frames: int) -> int:
-        return min(frames, WINDOW)
+    def request(self, request: Request) -> Request:
+        return _with(request, request.samples[:WINDOW_SAMPLES])
 
 
 @fault("windows_overlap", float, "each further window begins VALUE seconds early: words at the seam come twice")

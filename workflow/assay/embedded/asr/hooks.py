@@ -90,10 +90,6 @@ class Hooks:
         """Log-mel features of a window, [mel, frame], of which the first `length` frames are of the audio."""
         return window
 
-    def frames(self, frames: int) -> int:
-        """How many frames of features are transcribed."""
-        return frames
-
     def advance(self, seek: int) -> int:
         """Frame at which the next window begins."""
         return seek
