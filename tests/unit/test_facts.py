@@ -66,7 +66,7 @@ def described(fact):
 
 
 def resolved(found, looked_for):
-    return resolve(found.facts, {rule.kind for rule in looked_for.values()})
+    return resolve(found.facts, looked_for.values())
 
 
 def statements(engine, *lines):

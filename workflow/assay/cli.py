@@ -118,7 +118,7 @@ def facts(
         say(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
     else:
         table = Table("what", "the log says")
-        for statement in resolve(found.facts, {rule.kind for rule in rules.values()}):
+        for statement in resolve(found.facts, rules.values()):
             table.add_row(statement.question, str(statement))
         console.print(table)
         if found.unmatched:

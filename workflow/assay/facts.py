@@ -34,7 +34,7 @@ def facts(log_path: Path, rules: Mapping[str, Any], output: Path) -> None:
         require_logged_provider(found.facts)
     except ServerError as error:
         refused = str(error)
-    statements = resolve(found.facts, {rule.kind for rule in parsed.values()})
+    statements = resolve(found.facts, parsed.values())
     write_json(
         output,
         {

@@ -139,11 +139,9 @@ def _of_each(segment: dict[str, Any], key: str, ids: list[int] | None, where: st
     if segment.get(key) is None:
         return None
     values = typed(segment[key], list, f"{where}.{key}")
-    if ids is None and not values:
-        return None  # as of the tokens: an empty list says nothing
-    if ids is None or len(values) != len(ids):
+    if len(values) != len(ids or []):
         raise malformed(f"{where}: {len(ids or [])} tokens but {len(values)} {key}")
-    return [read(value, f"{where}.{key}[{place}]") for place, value in enumerate(values)]
+    return None if ids is None else [read(value, f"{where}.{key}[{place}]") for place, value in enumerate(values)]
 
 
 def _top(value: Any, where: str) -> Top:

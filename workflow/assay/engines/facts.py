@@ -297,12 +297,13 @@ def _answers(facts: Iterable[tuple[int, Fact]]) -> str:
     return ", ".join(f"{answer} (line {line})" for answer, line in lines.items())
 
 
-def resolve(facts: Sequence[Fact], kinds: Collection[FactKind]) -> list[Statement]:
-    """One statement for each question that the facts answer, and for each of `kinds` that is not logged at all.
+def resolve(facts: Sequence[Fact], rules: Iterable[LogRule]) -> list[Statement]:
+    """One statement for each question that the facts answer, and for each kind of fact that is not logged at all.
 
-    `kinds` are those that the rules of this engine look for. Attention of role `main` is a question even when only the
-    vision tower (`vit`) said what it picked.
+    Kinds that none of the engine's `rules` looks for are no questions. Attention of role `main` is one even when only
+    the vision tower (`vit`) said what it picked.
     """
+    kinds = {rule.kind for rule in rules}
     settled = [fact for fact in facts if fact.status not in ASKED]
     questions = dict.fromkeys((fact.kind, fact.role, fact.stage) for fact in settled)
     answered = {(kind, role) for kind, role, _ in questions}
@@ -313,7 +314,7 @@ def resolve(facts: Sequence[Fact], kinds: Collection[FactKind]) -> list[Statemen
     if FactKind.ATTENTION in kinds and attention <= {"vit"}:
         questions[FactKind.ATTENTION, "main", None] = None
     order = list(FactKind)
-    for kind in set(kinds) - {kind for kind, _, _ in questions}:
+    for kind in kinds - {kind for kind, _, _ in questions}:
         questions[kind, None, None] = None
     return [
         _statement(kind, role, stage, facts)
