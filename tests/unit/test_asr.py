@@ -221,6 +221,29 @@ def test_as_many_words_as_the_model_itself_invents_pass(toy):
     assert failing(toy.gates(inventing(1))) == set()  # 6 a minute
 
 
+def babbling(count):
+    """One clip in which everybody hears 40 words, and so many more in each of the others."""
+    return lambda row, place: retold(row, [0] * 40) if place == SPOKEN else inventing(count)(row, place)
+
+
+@pytest.mark.parametrize(("count", "failed"), [(1, set()), (2, {"G-silence"})], ids=["6 a minute", "12 a minute"])
+def test_a_clip_that_the_model_fills_with_words_hides_none_in_the_others(toy, count, failed):
+    gates = toy.gates(babbling(count), babbling(0))  # 8 a minute over all clips at most
+    assert failing(gates) == failed
+    assert "2 of them where the reference says nothing (20 s), the reference 0" in gates["G-silence"].detail
+    worst = gates["G-silence"].worst_items
+    assert [(item.item_id, item.value) for item in worst] == [("item-25", 6 * count), ("item-26", 6 * count)]
+
+
+def test_words_that_one_instance_alone_invents_leave_it_open(toy):
+    spoil = babbling(2)
+    gates = toy.gates(
+        lambda row, place: (spoil if row["arm"][:8] == "served_0" else babbling(0))(row, place), babbling(0)
+    )
+    assert gates["G-silence"].status is Status.INCONCLUSIVE
+    assert "the instances differ" in gates["G-silence"].detail
+
+
 # --- margins --------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from assay.metrics import stats
@@ -173,46 +175,82 @@ def word_error_gate(trial: AsrTrial) -> Draft:
     )
 
 
+@dataclass(frozen=True)
+class Pool:
+    """Clips in which nobody speaks, taken together; `clips`: their places, `seconds`: how long each is."""
+
+    trial: AsrTrial
+    name: str
+    clips: Mask
+    seconds: Floats
+
+    @property
+    def minutes(self) -> float:
+        """How long they are together."""
+        return float(self.seconds[self.clips].sum()) / 60
+
+    def rate(self, arm: str) -> float:
+        """Words a minute of an arm."""
+        words = self.trial.scores(arm, "silence_words") * self.seconds / 60
+        return float(words[self.clips].sum()) / self.minutes
+
+    @property
+    def base(self) -> float:
+        """The largest rate of the judge and the floor arms."""
+        return max(self.rate(arm) for arm in (JUDGE, *self.trial.floor.effective))
+
+    @property
+    def limit(self) -> float:
+        """The largest rate that passes."""
+        return self.base + self.trial.options.silence_words
+
+    @property
+    def detail(self) -> str:
+        """What was heard in them, in words."""
+        size = f"{int(self.clips.sum())} {self.name} ({60 * self.minutes:.0f} s)"
+        return f"{self.rate(self.trial.arm):.3g} words a minute in {size}, the reference {self.base:.3g}"
+
+
 def silence_gate(trial: AsrTrial) -> Draft:
     """G-silence: words a minute where nobody speaks, beyond what the reference itself invents there.
 
-    All words over all minutes, against the largest rate of the judge and the floor arms plus `silence_words`. Such
-    clips have no word error rate: there is nothing to be right about. Above the limit: FAIL, unless the other instance
-    stays below it (INCONCLUSIVE).
+    All words over all minutes, against the largest rate of the judge and the floor arms plus `silence_words`; and the
+    same over the clips in which no arm of the reference says a word, because one clip that it fills with words would
+    hide what a server invents in all the others. Told is the pool that is furthest above its limit. Such clips have no
+    word error rate: there is nothing to be right about. Above a limit: FAIL, unless the other instance stays below it
+    (INCONCLUSIVE).
     """
-    table, options = trial.table, trial.options
-    seconds = table.aux(JUDGE, "silence_words", "seconds")
-    minutes = float(np.nansum(seconds)) / 60
-
-    def rate(arm: str) -> float:
-        per_minute = trial.scores(arm, "silence_words")
-        known = np.isfinite(seconds)
-        return float((per_minute[known] * seconds[known] / 60).sum()) / minutes
-
-    base = max(rate(arm) for arm in (JUDGE, *trial.floor.effective))
-    limit = base + options.silence_words
-    value = rate(trial.arm)
+    seconds, invented = trial.table.aux(JUDGE, "silence_words", "seconds"), trial.reference("silence_words")
+    silent = np.isfinite(seconds)
+    pools = [
+        Pool(trial, "clips without speech", silent, seconds),
+        Pool(trial, "of them where the reference says nothing", silent & (invented == 0), seconds),
+    ]
+    pools = [pool for pool in pools if pool.clips.any()]
+    over = [pool for pool in pools if pool.rate(trial.arm) > pool.limit]
+    told = max(pools, key=lambda pool: pool.rate(trial.arm) - pool.limit)
     confirmable = trial.confirm is not None and trial.has_data(trial.confirm, "silence_words")
-    contradicted = trial.confirm is not None and confirmable and rate(trial.confirm) <= limit
-    over = value > limit
-    n = int(np.isfinite(seconds).sum())
+    contradicted = (
+        trial.confirm is not None and confirmable and all(pool.rate(trial.confirm) <= pool.limit for pool in over)
+    )
     return Draft(
-        hard=over and not contradicted,
+        hard=bool(over) and not contradicted,
         blocked=f"above the limit on {trial.arm}, not on {trial.confirm}: the instances differ" if over else None,
         gate=make_gate(
             "G-silence",
             trial,
             metric="silence_words",
             statistic="words a minute where nobody speaks",
-            value=_finite(value),
+            value=_finite(told.rate(trial.arm)),
             unit="words/min",
             threshold=Threshold(
-                value=limit, source="floor", detail=f"the reference's {base:.3g} plus {options.silence_words:g}"
+                value=told.limit,
+                source="floor",
+                detail=f"the reference's {told.base:.3g} plus {trial.options.silence_words:g}",
             ),
             floor=trial.floor.summary(trial.floor_values("silence_words"), "words a minute of each item and arm"),
-            worst=trial.worst(trial.scores(trial.arm, "silence_words")),
-            detail=f"{value:.3g} words a minute in {n} clips ({60 * minutes:.0f} s) without speech; the reference "
-            f"{base:.3g}",
+            worst=trial.worst(trial.scores(trial.arm, "silence_words") - invented),
+            detail="; ".join(pool.detail for pool in pools),
         ),
     )
 
