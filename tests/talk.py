@@ -128,17 +128,18 @@ class Talk:
 
     def table(self):
         normalisers = Normalisers.of(self.options)
-        run = Run(
-            texts={item: normalisers(text) for item, text in self.texts.items()},
-            transcripts=self.arms,
-            normalisers=normalisers,
-            options=self.options,
-            waveforms=self.noise if self.options.deterministic else {},
-            twins=TWINS,
-        )
+        run = Run({item: normalisers(text) for item, text in self.texts.items()}, normalisers, self.options, TWINS)
         sets = dict.fromkeys(self.texts, "talk")
-        tables = [score_table("talk", arm, sets, rows_of(run.scores(arm))) for arm in self.arms]
+        tables = [
+            score_table("talk", arm, sets, rows_of({item: self._scores(run, arm, item) for item in self.texts}))
+            for arm in self.arms
+        ]
         return ScoreTable.from_tables(tables, self.items)
+
+    def _scores(self, run, arm, item):
+        rows = {name: answers[item] for name, answers in self.arms.items() if item in answers}
+        noise = {name: one for (name, key), one in self.noise.items() if key == item}
+        return run.scores(arm, item, rows, noise if self.options.deterministic else {})
 
     def gates(self, arm="served_0_alone", table=None):
         """Gates of one pass, by id."""

@@ -8,7 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from assay import store
 from assay.config import LocalSource
 from assay.judge import judge
-from assay.judging import rows as judging
 from assay.judging.text import sequences_of
 from assay.reference import reference
 from assay.references.causal_lm import CausalLM
@@ -120,7 +119,7 @@ def test_an_answer_unlike_the_others_is_forced_for_itself(answered, forced):
 
 
 def test_a_row_group_holds_whole_items_with_all_their_arms(answered, monkeypatch):
-    monkeypatch.setattr(judging, "ITEMS_PER_ROW_GROUP", 2)
+    monkeypatch.setattr(store, "ITEMS_PER_ROW_GROUP", 2)
     groups = store.iter_tables(judged(answered, "judge", "float32-batch"), "tokens")
     found = [{(row["item_id"], row["arm"]) for row in table.to_pylist()} for table in groups]
     assert found == [{(key, arm) for key in keys for arm in ("judge", "float32-batch")} for keys in ("ab", "c")]

@@ -87,7 +87,7 @@ def folder(tmp_path: Path) -> Path:
 def built(folder: Path, resources: Path, tmp_path: Path) -> list[dict[str, Any]]:
     write_lock("small", folder, resources)
     lock = build_set("small", tmp_path / "small.parquet", folder, resources)
-    return verify_set(tmp_path / "small.parquet", lock)
+    return list(verify_set(tmp_path / "small.parquet", lock))
 
 
 # --- picks --------------------------------------------------------------------------------------------------------
@@ -255,16 +255,16 @@ def test_a_tampered_parquet_is_refused_by_the_first_item_that_differs(
     ]:
         write_table(path, "items", bad, {})
         with pytest.raises(SampleError, match=problem):
-            verify_set(path, lock)
+            list(verify_set(path, lock))
     write_table(path, "items", type(table).from_pylist([*table.to_pylist(), table.to_pylist()[0]], table.schema), {})
     with pytest.raises(SampleError, match="holds an item twice"):
-        verify_set(path, lock)
+        list(verify_set(path, lock))
 
 
 def test_a_set_is_loaded_by_the_lock_beside_it(folder: Path, resources: Path, tmp_path: Path) -> None:
     write_lock("tiny", folder, resources)
     build_set("tiny", folder / "tiny.parquet", folder, resources)
-    assert len(load_set(folder / "tiny.parquet")) == 5
+    assert len(list(load_set(folder / "tiny.parquet"))) == 5
     shutil.move(folder / "tiny.parquet", tmp_path / "tiny.parquet")
     with pytest.raises(SampleError, match="has no lock"):
         load_set(tmp_path / "tiny.parquet")
@@ -274,7 +274,7 @@ def test_a_truncated_parquet_is_refused(built: list[dict[str, Any]], folder: Pat
     path = tmp_path / "small.parquet"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(StoreError, match="remove it and run again"):
-        verify_set(path, read_lock("small", folder))
+        list(verify_set(path, read_lock("small", folder)))
 
 
 def test_a_set_that_is_not_what_its_lock_says_is_not_written(folder: Path, resources: Path, tmp_path: Path) -> None:

@@ -80,6 +80,24 @@ def test_what_a_verdict_rests_on_names_both_normalisers(tmp_path):
     assert all(len(one["sha256"]) == 64 and one["version"] for one in found.values())
 
 
+def test_scores_are_written_a_few_items_at_a_time_with_all_their_arms(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "ITEMS_PER_ROW_GROUP", 8)
+    tables = list(store.iter_tables(SpeechRun(tmp_path).score(), "scores", ["item_id", "arm"]))
+    assert [len(table["item_id"].unique()) for table in tables] == [8, 8, 4]
+    assert {len(table["arm"].unique()) for table in tables} == {6 + len(CONTROLS)}
+
+
+def test_an_item_of_which_no_arm_has_anything_is_the_worst_case_in_each(tmp_path):
+    run = SpeechRun(tmp_path)
+    for arm in run.arms.values():
+        del arm["item-03"]
+    rows = [row for row in store.read_rows(run.score(), "scores") if row["item_id"] == "item-03"]
+    assert {row["arm"] for row in rows if row["metric"] == "wer_errors" and row["flag"] == "missing_as_worst"} == {
+        *run.arms,
+        *(f"control_{control.name}" for control in CONTROLS),
+    }
+
+
 # --- parts -------------------------------------------------------------------------------------------------------
 
 

@@ -221,26 +221,39 @@ TEXTS = {
 }
 
 
+def bleeds(heard, texts, **options):
+    """Items in whose transcript another's text is found, in order."""
+    index = speech.BleedIndex(texts, **options)
+    return [bleed for item, transcript in sorted(heard.items()) if (bleed := index.find(item, transcript))]
+
+
 def test_transcripts_of_other_items_are_found_though_the_mean_hardly_moves():
     swapped = TEXTS | {"tide": TEXTS["rain"], "rain": TEXTS["tide"]}
-    assert [(bleed.item, bleed.other, bleed.share) for bleed in speech.bleeds(swapped, TEXTS)] == [
+    assert [(bleed.item, bleed.other, bleed.share) for bleed in bleeds(swapped, TEXTS)] == [
         ("rain", "tide", 1.0),
         ("tide", "rain", 1.0),
     ]
-    assert speech.bleeds(TEXTS, TEXTS) == []
+    assert bleeds(TEXTS, TEXTS) == []
 
 
 def test_a_part_of_another_text_and_a_one_word_text_bleed_too():
     heard = TEXTS | {"rain": f"rain fell on the roof {TEXTS['tide']}", "fox": "yes"}
-    assert [(bleed.item, bleed.other) for bleed in speech.bleeds(heard, TEXTS)] == [("fox", "yes"), ("rain", "tide")]
-    assert speech.bleeds(TEXTS | {"rain": f"yes {TEXTS['rain']}"}, TEXTS) == []
+    assert [(bleed.item, bleed.other) for bleed in bleeds(heard, TEXTS)] == [("fox", "yes"), ("rain", "tide")]
+    assert bleeds(TEXTS | {"rain": f"yes {TEXTS['rain']}"}, TEXTS) == []
 
 
 def test_plain_errors_are_no_bleed():
-    assert speech.bleeds(TEXTS | {"rain": "rain fell on the road before night", "tide": ""}, TEXTS) == []
+    assert bleeds(TEXTS | {"rain": "rain fell on the road before night", "tide": ""}, TEXTS) == []
     some = TEXTS | {"rain": f"{TEXTS['rain']} out before the boats"}  # 1 of the 6 runs of four words in "tide"
-    assert speech.bleeds(some, TEXTS) == []
-    assert [bleed.other for bleed in speech.bleeds(some, TEXTS, least=0.1)] == ["tide"]
+    assert bleeds(some, TEXTS) == []
+    assert [bleed.other for bleed in bleeds(some, TEXTS, least=0.1)] == ["tide"]
+
+
+def test_of_equal_texts_the_first_is_named_and_none_is_heard_in_another():
+    twice = TEXTS | {"again": TEXTS["tide"]}
+    assert bleeds(twice, twice) == []
+    (bleed,) = bleeds({"rain": TEXTS["tide"]}, twice)
+    assert bleed.other == "again"
 
 
 def test_what_the_own_text_says_proves_nothing():
@@ -254,7 +267,7 @@ def test_a_spoken_instruction_or_voice_prompt_is_overheard():
     assert speech.overheard(f"{instruction} {FOX}", FOX, instruction) == 1.0
     assert speech.overheard(FOX, FOX, instruction) == 0.0
     prompts = TEXTS | {"prompt": instruction}
-    (bleed,) = speech.bleeds({"fox": f"read the following text in a calm way {FOX}"}, prompts)
+    (bleed,) = bleeds({"fox": f"read the following text in a calm way {FOX}"}, prompts)
     assert (bleed.other, bleed.share) == ("prompt", 0.8)  # 4 of its 5 runs of four words
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -129,3 +130,42 @@ def test_tables_are_merged_item_by_item_a_few_rows_of_each_at_a_time(tmp_path):
     paths = [tmp_path / name for name in ("one", "two", "none")]
     merged = [(row["item_id"], row["arm"]) for row in store.merge_rows(paths, "responses", ["item_id", "arm"], 2)]
     assert merged == [("a", "one"), ("a", "two"), ("b", "one"), ("c", "two"), ("d", "one"), ("d", "two")]
+
+
+def test_a_table_that_is_not_sorted_cannot_be_merged_and_no_row_is_lost(tmp_path):
+    path = tmp_path / "r.parquet"
+    with store.table_writer(path, "responses", {}) as writer:
+        for key in "ba":
+            writer.write(store.table_from_rows("responses", [response(key)]))
+    with pytest.raises(StoreError, match=r"r\.parquet: item 'a' comes after 'b'"):
+        list(store.merge_rows([path], "responses", ["item_id"], 16))
+
+
+def test_reading_media_holds_a_few_rows_whatever_the_length_of_the_table(tmp_path):
+    path, rng = tmp_path / "r.parquet", np.random.default_rng(0)
+    with store.table_writer(path, "responses", {}) as writer:
+        for number in range(64):
+            audio = {"bytes": rng.bytes(250_000), "path": "a.wav"}
+            writer.write(store.table_from_rows("responses", [response(f"item-{number:02d}", audio=audio)]))
+    before = pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() - before for _ in store.iter_rows(path, "responses", ["audio"], 4)]
+    assert len(held) == 64
+    assert max(held) < 4_000_000  # of 16 MB
+
+
+def test_what_was_found_stands_beside_its_key_and_nothing_beside_the_others():
+    found = iter([("b", 1), ("c", 2), ("f", 3)])
+    assert list(store.beside("abde", found, 0)) == [0, 1, 0, 0]
+    assert list(store.beside("ab", iter([]), 0)) == [0, 0]
+
+
+def test_rows_of_an_item_are_still_there_when_it_is_their_turn(tmp_path):
+    path = tmp_path / "r.parquet"
+    rows = [response(key, arm) for key in "ac" for arm in ("judge", "served_0_alone")]
+    store.write_table(path, "responses", store.table_from_rows("responses", rows), {})
+    found = store.beside("abc", store.rows_by_item([path], "responses", ["item_id", "arm"], 16), iter(()))
+    assert [[row["arm"] for row in rows] for rows in found] == [
+        ["judge", "served_0_alone"],
+        [],
+        ["judge", "served_0_alone"],
+    ]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,9 @@ import pyarrow.parquet as pq
 from assay.errors import StoreError
 from assay.records import SCHEMAS, SORT_KEYS
 
+T = TypeVar("T")
 METADATA_KEY = b"assay"
+ITEMS_PER_ROW_GROUP = 64  # what a reader holds of a table at a time
 
 
 @contextmanager
@@ -153,8 +155,21 @@ def iter_rows(path: str | Path, name: str, columns: list[str], size: int) -> Ite
 
 
 def merge_rows(paths: Iterable[str | Path], name: str, columns: list[str], size: int) -> Iterator[dict[str, Any]]:
-    """Rows of several tables of schema `name`, each sorted by item, as those of one; `size` as in `iter_rows`."""
-    return heapq.merge(*(iter_rows(path, name, columns, size) for path in paths), key=itemgetter("item_id"))
+    """Rows of several tables of schema `name`, each sorted by item, as those of one; `size` as in `iter_rows`.
+
+    Raises:
+        StoreError: a table is not sorted.
+    """
+    return heapq.merge(*(_ascending(path, name, columns, size) for path in paths), key=itemgetter("item_id"))
+
+
+def _ascending(path: str | Path, name: str, columns: list[str], size: int) -> Iterator[dict[str, Any]]:
+    before = ""
+    for row in iter_rows(path, name, columns, size):
+        if row["item_id"] < before:
+            raise StoreError(f"{path}: item '{row['item_id']}' comes after '{before}', but the table must be sorted")
+        before = row["item_id"]
+        yield row
 
 
 def rows_by_item(
@@ -162,6 +177,18 @@ def rows_by_item(
 ) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
     """Each item with its rows in several tables, as `merge_rows` gives them."""
     return groupby(merge_rows(paths, name, columns, size), itemgetter("item_id"))
+
+
+def beside(keys: Iterable[str], found: Iterator[tuple[str, T]], absent: T) -> Iterator[T]:
+    """What was found of each of `keys`, `absent` where nothing was; both ascend, and one is read as far as the other.
+
+    What was found of anything else is passed over.
+    """
+    head = next(found, None)
+    for key in keys:
+        while head and head[0] < key:
+            head = next(found, None)
+        yield head[1] if head and head[0] == key else absent
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:
@@ -213,7 +240,7 @@ def run_options(paths: Sequence[str | Path]) -> dict[str, Any]:
 @contextmanager
 def _open(path: str | Path, name: str) -> Iterator[pq.ParquetFile]:
     try:
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(path, pre_buffer=False)  # what is read ahead stays in memory until the file is closed
     except (OSError, pa.ArrowInvalid) as error:
         raise StoreError(f"cannot read {path}: {error}; remove it and run again to rebuild it") from error
     with file:

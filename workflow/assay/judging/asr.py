@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from heapq import merge
+from itertools import tee
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +52,21 @@ def judge(
     `dtype` and the `padding` of the judge.
     """
     weights_sha256 = verify_weights(model_dir)
-    items = {row["item_id"]: row for path in items_paths for row in load_set(path)}
+    count = sum(store.read_table(path, "items", ["item_id"]).num_rows for path in items_paths)
+    items, planned = tee(merge(*map(load_set, items_paths), key=itemgetter("item_id")))
+    answers = store.rows_by_item(responses_paths, "responses", COLUMNS, BATCH)
     model = Whisper(model_dir, arm_settings(JUDGE, options), gpus)
     measured = {"settings": asdict(model.settings), "weights_sha256": weights_sha256}
     inputs = [model_dir / MANIFEST, *items_paths, *responses_paths]
     with (
         store.table_writer(output, "tokens", provenance("judge", inputs, measured)) as writer,
-        progress("items judged", len(items)) as advance,
+        progress("items judged", count) as advance,
     ):
 
         def judged() -> Iterator[list[dict[str, Any]]]:
-            for item_id, responses in store.rows_by_item(responses_paths, "responses", COLUMNS, BATCH):
-                yield _judge_item(model, Heard(model, clip_of(items[item_id])), responses)
+            found = store.beside(map(itemgetter("item_id"), planned), answers, iter(()))
+            for item, responses in zip(items, found, strict=True):
+                yield _judge_item(model, Heard(model, clip_of(item)), responses)
                 advance()
 
         write_by_item(writer, "tokens", judged())

@@ -13,13 +13,12 @@ from assay import store
 from assay.references.forcing import Forced
 
 BATCH = 16  # responses of each table read at a time, audio and all
-ITEMS_PER_ROW_GROUP = 64
 
 
 def write_by_item(writer: store.TableWriter, name: str, judged: Iterable[Iterable[dict[str, Any]]]) -> None:
     """Write what was judged of each item, of all its arms, to a table of schema `name`, a row group for 64 items."""
     tables = (store.table_from_rows(name, rows) for rows in judged)
-    while group := list(islice(tables, ITEMS_PER_ROW_GROUP)):
+    while group := list(islice(tables, store.ITEMS_PER_ROW_GROUP)):
         writer.write(pa.concat_tables(group).unify_dictionaries())
 
 

@@ -349,28 +349,33 @@ class Bleed:
     share: float  # of the other's text, as of `overheard`
 
 
-def bleeds(heard: Mapping[str, str], texts: Mapping[str, str], least: float = 0.5, n: int = BLEED_WORDS) -> list[Bleed]:
-    """Items whose transcript holds at least `least` of another's text: requests that got mixed up under load.
+class BleedIndex:
+    """Finds another item's text in a transcript: requests that got mixed up under load.
 
     Args:
-        heard: item -> transcript.
         texts: item -> what it should say; may hold more than the items heard, such as voice prompts.
-
-    Returns:
-        For each item so struck the other with the largest share, in order of items.
+        least: share of another's text from which on it counts.
+        n: words of a run that tells (see `overheard`).
     """
-    index: dict[tuple[str, ...], list[str]] = {}
-    for name, text in texts.items():
-        for gram in _telling_grams(text, n):
-            index.setdefault(gram, []).append(name)
-    found = []
-    for item, transcript in sorted(heard.items()):
-        others = sorted({name for gram in _telling_grams(transcript, n) for name in index.get(gram, ())})
-        shares = [Bleed(item, other, overheard(transcript, texts[item], texts[other], n) or 0.0) for other in others]
+
+    def __init__(self, texts: Mapping[str, str], least: float = 0.5, n: int = BLEED_WORDS) -> None:
+        self.texts, self.least, self.n = texts, least, n
+        self._named: dict[str, str] = {}  # text -> the first item that says it: equal texts cannot be told apart
+        self._said: dict[tuple[str, ...], list[str]] = {}  # run of words -> texts that hold it
+        for name, text in sorted(texts.items()):
+            if text not in self._named:
+                self._named[text] = name
+                for gram in _telling_grams(text, n):
+                    self._said.setdefault(gram, []).append(text)
+
+    def find(self, item: str, transcript: str) -> Bleed | None:
+        """The other item whose text makes up most of what was heard in `item`; None: none does."""
+        grams = _telling_grams(transcript, self.n)
+        others = {self._named[text]: text for gram in grams for text in self._said.get(gram, ())}
+        own = self.texts[item]
+        shares = [Bleed(item, name, overheard(transcript, own, others[name], self.n) or 0.0) for name in sorted(others)]
         worst = max(shares, key=lambda bleed: bleed.share, default=None)
-        if worst and worst.share >= least:
-            found.append(worst)
-    return found
+        return worst if worst and worst.share >= self.least else None
 
 
 def _telling_grams(text: str, n: int) -> set[tuple[str, ...]]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from assay.canonical import sha256_bytes, sha256_json
 from assay.errors import SampleError
-from assay.store import read_json, read_rows
+from assay.records import ITEMS
+from assay.store import iter_rows, read_json, read_rows
 
 Row = dict[str, Any]
+BATCH = 64  # items read at a time, audio and all
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,26 @@ def read_lock(name: str, folder: str | Path = "samplesets") -> Lock:
         raise SampleError(f"{path} is not a lock of a sample set; restore the committed one") from None
 
 
-def verify_set(parquet: str | Path, lock: Lock) -> list[Row]:
-    """The items of a sample set, after every one has been compared with the lock.
+def verify_set(parquet: str | Path, lock: Lock) -> Iterator[Row]:
+    """The items of a sample set, each compared with the lock before it is given; a few of them in memory.
 
     Raises:
         SampleError: an item is changed, missing or not in the lock; the first such is named.
     """
-    rows = read_rows(parquet, "items")
-    compare_items(str(parquet), lock, {row["item_id"]: item_sha256(row) for row in rows})
-    if len(rows) != len(lock.items):
-        raise SampleError(f"{parquet} holds an item twice; remove it and run again to rebuild it")
-    return rows
+    found: dict[str, str] = {}
+    for row in iter_rows(parquet, "items", ITEMS.names, BATCH):
+        key, digest = row["item_id"], item_sha256(row)
+        if key in found:
+            raise SampleError(f"{parquet} holds an item twice; remove it and run again to rebuild it")
+        if digest != lock.items.get(key):
+            compare_items(str(parquet), lock, lock.items | {key: digest})
+        found[key] = digest
+        yield row
+    compare_items(str(parquet), lock, found)
 
 
-def load_set(parquet: str | Path) -> list[Row]:
-    """The items of a sample set, compared with the lock that lies beside its Parquet file."""
+def load_set(parquet: str | Path) -> Iterator[Row]:
+    """The items of a sample set, compared with the lock that lies beside its Parquet file (see `verify_set`)."""
     path = Path(parquet)
     return verify_set(path, read_lock(path.stem, path.parent))
 

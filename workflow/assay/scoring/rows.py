@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from assay import store
@@ -90,33 +91,36 @@ def score_table(config: str, arm: str, sets: Mapping[str, str], parts: Iterable[
     NaN becomes null (undefined, or not finite where only a broken judge gives it); infinity becomes null (counted as
     the worst case).
     """
-    tables = [_part(config, arm, sets, rows) for rows in parts if rows.item_ids]
-    return pa.concat_tables(tables).combine_chunks() if tables else SCORES.empty_table()
-
-
-def _part(config: str, arm: str, sets: Mapping[str, str], rows: Rows) -> pa.Table:
-    values = np.array(rows.values, dtype=np.float64)
-    flags = np.full(len(values), Flag.OK.value, dtype=object)
-    flags[np.isnan(values)] = rows.nan.value
-    flags[np.isinf(values)] = Flag.MISSING_AS_WORST.value
-    n = len(values)
-    aux = rows.aux or [{}] * n
+    parts = [rows for rows in parts if rows.item_ids]
+    counts = [len(rows.item_ids) for rows in parts]
+    keys = [key for rows in parts for key in rows.item_ids]
+    values = np.array([value for rows in parts for value in rows.values], dtype=np.float64)
+    aux = [entry for rows in parts for entry in rows.aux or [{}] * len(rows.item_ids)]
+    flags = np.full(len(keys), Flag.OK.value, dtype=object)
+    undefined, worst = np.isnan(values), np.isinf(values)
+    flags[undefined] = _each([rows.nan.value for rows in parts], counts)[undefined]
+    flags[worst] = Flag.MISSING_AS_WORST.value
     columns = {
-        "config": pa.repeat(config, n),
-        "item_id": rows.item_ids,
-        "set_id": [sets[key] for key in rows.item_ids],
-        "arm": pa.repeat(arm, n),
-        "metric": pa.repeat(rows.metric, n),
-        "value": pa.array(values, mask=~np.isfinite(values)),
+        "config": pa.repeat(config, len(keys)),
+        "item_id": keys,
+        "set_id": [sets[key] for key in keys],
+        "arm": pa.repeat(arm, len(keys)),
+        "metric": _each([rows.metric for rows in parts], counts),
+        "value": pa.array(values, mask=undefined | worst),
         "flag": flags,
-        "unit": pa.repeat(rows.unit, n),
-        "direction": pa.repeat(pa.scalar(rows.direction, pa.int8()), n),
+        "unit": _each([rows.unit for rows in parts], counts),
+        "direction": pa.array(_each([rows.direction for rows in parts], counts), pa.int8()),
         "aux": pa.array(
             [[(k, v) for k, v in entry.items() if np.isfinite(v)] for entry in aux], SCORES.field("aux").type
         ),
     }
     arrays = [_as(columns[column.name], column.type) for column in SCORES]
     return pa.table(arrays, schema=SCORES)
+
+
+def _each(values: list[Any], counts: list[int]) -> npt.NDArray[Any]:
+    """The value of each metric for each of its rows."""
+    return np.repeat(np.array(values, dtype=object), counts)
 
 
 def _as(values: Any, kind: pa.DataType) -> pa.Array:

@@ -1,18 +1,21 @@
 """Scores of speech: what was heard in each audio against what was asked, against the reference, and against its twin.
 
-Everything is computed from the judge's `transcripts` but the waveform layer, which needs both audios again.
+Everything is computed from the judge's `transcripts` but the waveform layer, which needs both audios again. All that
+belongs to an item, of every arm, is read together and then let go, so that memory does not grow with the set.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from assay import store
 from assay.config import TtsGates, parse
@@ -33,8 +36,10 @@ SILENT_DBFS = -120.0  # stands for minus infinity: below what 16 bits can hold
 SEAM_RANK = 0.05  # share of places as loud as a seam from which on it counts as a click
 
 BATCH = 16  # responses read at a time, audio and all
+ROWS = 1024  # ... and rows of `transcripts`
 
 Row = dict[str, Any]
+Answers = Mapping[str, Row]  # arm -> what was judged of its answer to one item
 # Metric -> unit, direction (+1: higher is better). Facts are columns of the transcripts as they are.
 FACTS: dict[str, tuple[str, int]] = {
     "rate": ("Hz", 0),
@@ -75,6 +80,10 @@ METRICS: dict[str, tuple[str, int]] = {
     "load_errors": ("count", -1),  # word errors more than in the same answer alone; aux: words
     "waveform_noise": ("dBFS", -1),  # level of the difference to the reference's samples; aux: lag, more, ...
 }
+COLUMNS = [  # of the transcripts, that scores are computed from
+    *("item_id", "arm", "fault", "format", "headers", *FACTS, "level_dbfs"),
+    *("text", "seams", "seam_ranks", "seam_repeats", "speaker_embedding"),
+]
 
 
 @dataclass(frozen=True)
@@ -143,24 +152,28 @@ def score(
     """
     chosen: TtsGates = parse(TtsGates, dict(options), "gate options")
     normalisers = Normalisers.of(chosen)
-    planned = {row["item_id"]: row for path in items_paths for row in load_set(path)}
+    planned = {row["item_id"]: (row["set_id"], row["expected"]) for path in items_paths for row in load_set(path)}
+    sets = {key: set_id for key, (set_id, _) in planned.items()}
     plan = store.run_options(served.responses)
     inputs = [*items_paths, *served.paths, *references.paths]
     effective = {"run": plan, "scoring": dict(options), "normalisers": normalisers.identity}
     origin = provenance("score", inputs, effective)
-    run = Run(
-        texts={key: normalisers(row["expected"]) for key, row in planned.items()},
-        transcripts=_transcripts([*served.judged, *references.judged]),
-        normalisers=normalisers,
-        options=chosen,
-        waveforms=waveform_scores(served, references, raw_samples(plan)) if chosen.deterministic else {},
-        twins=twins_of(plan),
-    )
-    sets = {key: row["set_id"] for key, row in planned.items()}
-    with store.table_writer(floor_path, "floor", origin), store.table_writer(scores_path, "scores", origin) as writer:
-        for arm in arms_of(plan, served, references, CONTROLS):
-            log.info("scoring %s", arm.label)
-            writer.write(score_table(plan["config"], arm.label, sets, rows_of(run.scores(arm.label))))
+    run = Run({key: normalisers(text) for key, (_, text) in planned.items()}, normalisers, chosen, twins_of(plan))
+    arms = [arm.label for arm in arms_of(plan, served, references, CONTROLS)]
+    keys = sorted(planned)
+    heard = store.beside(keys, _transcripts([*served.judged, *references.judged]), {})
+    waveforms = waveform_scores(served, references, raw_samples(plan)) if chosen.deterministic else iter(())
+    noise = store.beside(keys, waveforms, {})
+    with (
+        store.table_writer(floor_path, "floor", origin),
+        store.table_writer(scores_path, "scores", origin) as writer,
+    ):
+        items = zip(keys, heard, noise, strict=True)
+        while group := list(islice(items, store.ITEMS_PER_ROW_GROUP)):
+            scores = {arm: {key: run.scores(arm, key, rows, waves) for key, rows, waves in group} for arm in arms}
+            tables = [score_table(plan["config"], arm, sets, rows_of(found)) for arm, found in scores.items()]
+            writer.write(pa.concat_tables(tables).unify_dictionaries())
+            log.info("scored items up to %s, of %d", group[-1][0], len(keys))
 
 
 @dataclass(frozen=True)
@@ -173,66 +186,65 @@ class Twins:
 
 @dataclass(frozen=True)
 class Run:
-    """What the scores of any arm are computed from; `transcripts`: arm -> item -> its row."""
+    """What the scores of any arm and item are computed from."""
 
-    texts: Mapping[str, Text]
-    transcripts: Mapping[str, Mapping[str, Row]]
+    texts: Mapping[str, Text]  # item -> what is to be said
     normalisers: Normalisers
     options: TtsGates
-    waveforms: Mapping[tuple[str, str], Score]  # (arm, item)
     twins: Mapping[str, Twins]  # of served passes; all other arms are held against the judge
 
-    def scores(self, arm: str) -> dict[str, Scores]:
-        """Item -> scores of an arm; an item that is lost has the worst case in all that it should have."""
-        rows = self.transcripts[arm]
-        found = {key: item_scores(rows.get(key), text, self.normalisers) for key, text in self.texts.items()}
-        for item, bleed in self._bleeds(rows).items():
-            found[item]["bleed"] = bleed
+    @cached_property
+    def _bleeds(self) -> speech.BleedIndex:
+        return speech.BleedIndex({key: text.pinned for key, text in self.texts.items()}, self.options.bleed)
+
+    def scores(self, arm: str, item: str, rows: Answers, waveforms: Mapping[str, Score]) -> Scores:
+        """Scores of an arm's answer to an item; if it is lost, the worst case in all that it should have.
+
+        Args:
+            rows: arm -> what was judged of its answer to this item.
+            waveforms: arm -> how far its samples are from the judge's.
+        """
+        row, text = rows.get(arm), self.texts[item]
+        found = item_scores(row, text, self.normalisers)
+        if row and row["text"] is not None:
+            bleed = self._bleeds.find(item, self.normalisers(row["text"]).pinned)
+            found["bleed"] = _score(bleed.share if bleed else 0.0)
         twins = self.twins.get(arm, Twins() if arm == JUDGE else Twins(JUDGE, JUDGE))
-        for item, scores in found.items():
-            if is_answered(scores):
-                scores |= self._beside(arm, item, scores, twins)
-            else:
-                found[item] = self._lost(arm, item, twins) | scores
-        return found
+        if row is None or not is_answered(found):
+            return self._lost(arm, item, rows, twins) | found
+        beside = self._beside(arm, text, found, rows, twins)
+        return found | beside | ({"waveform_noise": waveforms[arm]} if arm in waveforms else {})
 
-    def _bleeds(self, rows: Mapping[str, Row]) -> Scores:
-        heard = {key: self.normalisers(row["text"]).pinned for key, row in rows.items() if row["text"] is not None}
-        return bleed_scores(heard, {key: text.pinned for key, text in self.texts.items()}, self.options.bleed)
-
-    def _beside(self, arm: str, item: str, scores: Scores, twins: Twins) -> Scores:
+    def _beside(self, arm: str, text: Text, scores: Scores, rows: Answers, twins: Twins) -> Scores:
         """What an answer has more than the same one whole, alone, or by the reference."""
         found = {}
-        whole = self.transcripts[twins.whole].get(item) if twins.whole else None
+        whole = rows.get(twins.whole) if twins.whole else None
         if whole and whole["samples"] is not None:
-            found["stream_samples"] = stream_score(self.transcripts[arm][item], whole)
-        alone = self.transcripts[twins.alone].get(item) if twins.alone else None
+            found["stream_samples"] = stream_score(rows[arm], whole)
+        alone = rows.get(twins.alone) if twins.alone else None
         if alone and alone["text"] is not None and "wer_errors" in scores:
             found["load_errors"] = load_score(
-                scores["wer_errors"], heard_scores(self.texts[item], self.normalisers(alone["text"]))["wer_errors"]
+                scores["wer_errors"], heard_scores(text, self.normalisers(alone["text"]))["wer_errors"]
             )
-        voice, own = self._voice(item), self.transcripts[arm][item]["speaker_embedding"]
+        voice, own = _voice(rows), rows[arm]["speaker_embedding"]
         if voice and own is not None and arm != JUDGE:
             found["speaker_similarity"] = speaker_score(voice, own)
-        if (arm, item) in self.waveforms:
-            found["waveform_noise"] = self.waveforms[arm, item]
         return found
 
-    def _voice(self, item: str) -> Sequence[float] | None:
-        """The embedding of the reference's voice; empty or None where there is none."""
-        row = self.transcripts[JUDGE].get(item)
-        return row["speaker_embedding"] if row else None
-
-    def _lost(self, arm: str, item: str, twins: Twins) -> Scores:
+    def _lost(self, arm: str, item: str, rows: Answers, twins: Twins) -> Scores:
         """The worst case in all that the reference has of an item."""
-        row = self.transcripts[JUDGE].get(item)
-        wanted = item_scores(row, self.texts[item], self.normalisers) if row else {}
+        wanted = item_scores(rows.get(JUDGE), self.texts[item], self.normalisers) if JUDGE in rows else {}
         names = [*wanted, *(["stream_samples"] if twins.whole else []), *(["load_errors"] if twins.alone else [])]
         names += ["waveform_noise"] if self.options.deterministic and arm != JUDGE else []
-        names += ["speaker_similarity"] if self._voice(item) and arm != JUDGE else []
+        names += ["speaker_similarity"] if _voice(rows) and arm != JUDGE else []
         aux = {"words": float(len(self.texts[item].pinned.split()))}
         worst = {name: Score(np.inf, wanted[name].aux if name in wanted else aux) for name in names}
         return {"wer_errors": Score(np.inf, aux)} | worst
+
+
+def _voice(rows: Answers) -> Sequence[float] | None:
+    """The embedding of the reference's voice; empty or None where there is none."""
+    return rows[JUDGE]["speaker_embedding"] if JUDGE in rows else None
 
 
 def is_answered(scores: Scores) -> bool:
@@ -271,26 +283,22 @@ def _streams(item: Mapping[str, Any], plan: Mapping[str, Any]) -> bool:
     return bool(item.get("stream", plan["client"].get("stream")))
 
 
-def _transcripts(paths: Iterable[Path]) -> dict[str, dict[str, Row]]:
-    """Arm -> item -> its row; of an arm without rows no item."""
-    found: dict[str, dict[str, Row]] = defaultdict(dict)
-    for path in paths:
-        for row in store.read_rows(path, "transcripts"):
-            found[row["arm"]][row["item_id"]] = row
-    return found
+def _transcripts(paths: Iterable[Path]) -> Iterator[tuple[str, Answers]]:
+    """Each item with what was judged of every arm's answer."""
+    for item, rows in store.rows_by_item(paths, "transcripts", COLUMNS, ROWS):
+        yield item, {row["arm"]: row for row in rows}
 
 
 # --- both audios again -------------------------------------------------------------------------------------------
 
 
-def waveform_scores(served: Files, references: Files, pcm: Pcm | None) -> dict[tuple[str, str], Score]:
-    """(arm, item) -> how far the samples are from the judge's. Reads all answers of one item at a time.
+def waveform_scores(served: Files, references: Files, pcm: Pcm | None) -> Iterator[tuple[str, Mapping[str, Score]]]:
+    """Each item with how far the samples of every arm are from the judge's; reads the answers of one item at a time.
 
     Planted faults are planted anew, where their gate is the one of waveforms. What cannot be decoded is left out.
     """
     columns = ["item_id", "arm", "status", "error", "audio", "chunk_bytes"]
     paths = [*served.responses, *references.responses]
-    found = {}
     for item, rows in store.rows_by_item(paths, "responses", columns, BATCH):
         bodies = {row["arm"]: body for row in rows if (body := body_of(row))}
         judge = _decoded(bodies.pop(JUDGE, None), pcm)
@@ -298,11 +306,8 @@ def waveform_scores(served: Files, references: Files, pcm: Pcm | None) -> dict[t
             continue
         take = Take(item, judge.samples, judge.rate, ())
         planted = {f"control_{it.name}": it.plant(take, None) for it in CONTROLS if "G-waveform" in it.gates}
-        for arm, body in (bodies | planted).items():
-            audio = _decoded(body, pcm)
-            if audio is not None:
-                found[arm, item] = waveform_score(judge.samples, audio.samples, judge.rate)
-    return found
+        decoded = {arm: audio for arm, body in (bodies | planted).items() if (audio := _decoded(body, pcm))}
+        yield item, {arm: waveform_score(judge.samples, audio.samples, judge.rate) for arm, audio in decoded.items()}
 
 
 def _decoded(body: Body | None, pcm: Pcm | None) -> Audio | None:
@@ -396,13 +401,3 @@ def waveform_score(reference: sound.Samples, served: sound.Samples, rate: int) -
 
 
 EQUAL = Score(SILENT_DBFS, {"lag": 0.0, "more": 0.0})
-
-
-def bleed_scores(heard: Mapping[str, str], texts: Mapping[str, str], least: float) -> Scores:
-    """Item -> share of another item's text that was heard in it, where it is at least `least`; else 0.
-
-    Args:
-        heard, texts: item -> what was heard, and what was asked; both normalised.
-    """
-    found = {bleed.item: bleed.share for bleed in speech.bleeds(heard, texts, least)}
-    return {item: _score(found.get(item, 0.0)) for item in heard}
