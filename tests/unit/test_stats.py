@@ -129,6 +129,14 @@ def test_too_few_pairs_bound_nothing():
     assert (shift.low, shift.high) == (-np.inf, np.inf)
 
 
+def test_the_shift_lies_between_its_bounds_though_few_items_make_all_of_it():
+    d = np.zeros(64)
+    d[:10] = -np.linspace(1, 2, 10)
+    shift = stats.paired_shift(d, seed=0)
+    assert shift.low < shift.point < shift.high < 0
+    assert shift.point == pytest.approx(d.mean())
+
+
 def test_bca_bounds_hold_the_true_shift_as_often_as_promised():
     rng = np.random.default_rng(12)
     held = [stats.paired_shift(rng.normal(0.3, 1, 40), seed, resamples=499) for seed in range(200)]

@@ -42,7 +42,7 @@ class Outcome:
 class Shift:
     """A paired shift: its point and one-sided bounds, each at `confidence`."""
 
-    point: float  # Hodges-Lehmann, or the difference of pooled rates
+    point: float  # mean, Hodges-Lehmann estimate, or difference of pooled rates
     low: float
     high: float
     confidence: float
@@ -234,15 +234,15 @@ def paired_shift(d: npt.ArrayLike, seed: int, confidence: float = 0.95, resample
         d: float64 [items], finite; median over floor arms against served, signed so that + means served is worse.
 
     Returns:
-        Hodges-Lehmann point; one-sided bounds: BCa bootstrap of the mean over items from `EXACT_SHIFT_ITEMS` items on
-        (the claim is about the mean shift; the point is the robust summary of it), exact Wilcoxon signed-rank bounds
-        below. Too few items for the confidence asked give infinite bounds.
+        From `EXACT_SHIFT_ITEMS` items on the mean, and its one-sided bounds by BCa bootstrap over items; below, the
+        Hodges-Lehmann estimate and the exact Wilcoxon signed-rank bounds that belong to it. Too few items for the
+        confidence asked give infinite bounds.
     """
     values = np.asarray(d, dtype=np.float64)
-    point = hodges_lehmann(values)
     if len(values) < EXACT_SHIFT_ITEMS:
         low, high = _wilcoxon_bounds(values, 1 - confidence)
-        return Shift(point, low, high, confidence, "wilcoxon")
+        return Shift(hodges_lehmann(values), low, high, confidence, "wilcoxon")
+    point = float(values.mean())
     if np.allclose(values, point, rtol=1e-9, atol=0):  # the same in every item: so in every resample
         return Shift(point, point, point, confidence, "bca")
     low, high = _bca_bounds((values,), np.mean, seed, confidence, resamples)
