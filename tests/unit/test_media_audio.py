@@ -205,6 +205,17 @@ def test_a_damaged_header_is_refused():
     refused(Fault.MALFORMED, "0 channels at 24000 Hz", decode, no_channels, Container.WAV)
 
 
+@pytest.mark.parametrize(
+    ("rate", "channels"),
+    [(1, 1), (999, 1), (1_000_001, 1), (2**31 - 1, 1), (2**31, 1), (2**32 - 1, 1), (RATE, 0), (RATE, 65), (RATE, 1025)],
+)
+def test_a_header_that_no_audio_has_is_refused_before_its_samples_are_taken_for_days_of_audio(rate, channels):
+    fields = struct.pack("<HIIH", channels, rate, 2 * rate * channels & 0xFFFFFFFF, 2 * channels)
+    samples = bytes(2 * channels * 100)
+    content = WAV[:22] + fields + WAV[34:DATA] + b"data" + struct.pack("<I", len(samples)) + samples
+    refused(Fault.MALFORMED, f"{channels} channels at {rate} Hz", decode, content, Container.WAV)
+
+
 def test_more_samples_than_the_header_declares_are_refused():
     refused(Fault.LENGTH_MISMATCH, "declares 9600 bytes.*38400 more", decode, sized(WAV, 9600), Container.WAV)
     refused(Fault.LENGTH_MISMATCH, "800 more", decode, WAV + bytes(800), Container.WAV)

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from assay.errors import MediaError
 from assay.media.faults import Fault
 
+# No audio has others. A rate far off would be heard for days, or measured in frames of gigabytes, and fits no decoder.
+RATES_HZ = 1_000, 1_000_000
+MOST_CHANNELS = 64
 STREAMED_FROM = 0x7FFFF000  # bytes: a size from here on (2 or 4 GiB, less a header) that is not there means "unknown"
 ENCODINGS = {  # (format tag, bits) -> libsndfile's name
     (1, 8): "PCM_U8",
@@ -94,8 +97,12 @@ def _wav(content: bytes, fields: bytes | None, start: int, declared: int) -> Wav
             f"WAV format tag {tag} with {bits} bits is not read here: known are "
             + ", ".join(sorted(set(ENCODINGS.values()))),
         )
-    if not channels or not rate:
-        raise MediaError(Fault.MALFORMED, f"the WAV header declares {channels} channels at {rate} Hz")
+    if not (1 <= channels <= MOST_CHANNELS and RATES_HZ[0] <= rate <= RATES_HZ[1]):
+        raise MediaError(
+            Fault.MALFORMED,
+            f"the WAV header declares {channels} channels at {rate} Hz: audio has 1 to {MOST_CHANNELS} of them, and "
+            f"{RATES_HZ[0]} to {RATES_HZ[1]} Hz",
+        )
     present = len(content) - start
     streamed = (declared == 0 and not _are_chunks(content, start)) or (present < declared >= STREAMED_FROM)
     size = present if streamed else declared
