@@ -420,6 +420,14 @@ def test_a_failed_stream_is_no_stream_that_is_as_long():
     assert lost(talk, talk.items[4], ["served_0_stream"]).gates("served_0_stream")["G-stream"].status is Status.FAIL
 
 
+def test_failed_streams_of_a_sampled_model_count_as_half_as_long():
+    talk = Talk(n=60, options=SAMPLED)
+    for item in talk.items[:20]:
+        lost(talk, item, ["served_0_stream"])
+    gate = talk.gates("served_0_stream")["G-stream"]
+    assert (gate.status, gate.test.n) == (Status.FAIL, 60)
+
+
 def test_scores_of_a_lost_item_are_the_worst_and_not_numbers():
     talk = lost(Talk(), "item-004")
     table = talk.table()

@@ -234,11 +234,14 @@ class Run:
     def _lost(self, arm: str, item: str, rows: Answers, twins: Twins) -> Scores:
         """The worst case in all that the reference has of an item."""
         wanted = item_scores(rows.get(JUDGE), self.texts[item], self.normalisers) if JUDGE in rows else {}
-        names = [*wanted, *(["stream_samples"] if twins.whole else []), *(["load_errors"] if twins.alone else [])]
+        names = [*wanted, *(["load_errors"] if twins.alone else [])]
         names += ["waveform_noise"] if self.options.deterministic and arm != JUDGE else []
         names += ["speaker_similarity"] if _voice(rows) and arm != JUDGE else []
         aux = {"words": float(len(self.texts[item].pinned.split()))}
         worst = {name: Score(np.inf, wanted[name].aux if name in wanted else aux) for name in names}
+        if twins.whole:
+            samples = rows.get(twins.whole, {}).get("samples")
+            worst["stream_samples"] = _score(np.inf, whole=np.nan if samples is None else samples)
         return {"wer_errors": Score(np.inf, aux)} | worst
 
 
