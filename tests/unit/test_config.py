@@ -257,6 +257,16 @@ def test_a_variant_that_is_asked_otherwise_shares_image_and_launch_line(folder):
     assert arms["mstar-asr"].env == arms["mstar"].env | {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
+def test_what_speaks_whole_and_in_streams_does_both_on_either_instance(folder):
+    """A fault of whole answers alone is not confirmed by streams of the other instance, and so it would never FAIL."""
+    arms = config.load({"site": "embedded"}, folder).arms
+    speaking = {name: arm for name, arm in arms.items() if "speech" in getattr(arm.client, "routes", {})}
+    assert {"embedded-hibari", "embedded-kokoro", "mstar-tts"} <= speaking.keys()
+    for name, arm in speaking.items():
+        first, *others = ({(one.name, one.stream) for one in passes} for passes in arm.instances)
+        assert first <= set().union(*others), name
+
+
 def test_a_site_offers_what_it_can_serve_and_what_nothing_can(folder):
     loaded = config.load({"site": "mi300x"}, folder)
     offered = {name for name in loaded.configs if loaded.offered(name)}
