@@ -325,6 +325,12 @@ def test_no_repeat_fits_beside_a_seam_near_the_end():
     assert audio.repeat_at(np.zeros(RATE), RATE, RATE // 2).correlation == 0.0
 
 
+def test_a_pause_that_hums_repeats_itself_and_nobody_hears_a_seam_in_it():
+    hum = np.rint(tone(100, amplitude=30)) / 32768  # -64 dBFS
+    assert audio.repeat_at(hum, RATE, RATE // 2).correlation == 0.0
+    assert audio.repeat_at(30 * hum, RATE, RATE // 2).correlation > 0.999
+
+
 # --- waveform against waveform -----------------------------------------------------------------------------------
 
 

@@ -278,7 +278,8 @@ def repeat_at(samples: Samples, rate: int, seam: int, least_s: float = 0.05, mos
     Returns:
         Correlation of the `lag_s` seconds after the seam with those before it. The lag, `least_s` to `most_s`, is
         where the first `least_s` after the seam are found again before it. Looks at the first channel. Real speech
-        reaches 0.994 where a vowel is held, and 0.975 once in a thousand places; a repeated chunk gives 1.
+        reaches 0.994 where a vowel is held, and 0.975 once in a thousand places; a repeated chunk gives 1. Silence
+        gives 0: the faint hum that a voice may have in its pauses repeats itself to the sample.
     """
     mono = np.atleast_2d(samples)[0]
     least, most = round(least_s * rate), min(round(most_s * rate), seam, len(mono) - seam)
@@ -289,7 +290,10 @@ def repeat_at(samples: Samples, rate: int, seam: int, least_s: float = 0.05, mos
     products = signal.correlate(before, head, "valid")  # [most - least + 1]: start of the copy -> match
     energies = np.sqrt(np.maximum(_moving_sum(np.square(before), least), 1e-12))
     shift = most - int(np.argmax(products / energies))
-    return Repeat(_pearson(mono[seam : seam + shift], mono[seam - shift : seam]), shift / rate)
+    after = mono[seam : seam + shift]
+    if dbfs(ac_rms(after)) < SILENCE_DBFS:
+        return Repeat(0.0, 0.0)
+    return Repeat(_pearson(after, mono[seam - shift : seam]), shift / rate)
 
 
 def _moving_sum(values: Floats, width: int) -> Floats:
