@@ -213,7 +213,7 @@ SPEAKER = ShiftSpec(
 def speaker_gate(trial: SpeechTrial) -> Draft:
     """G-speaker: the voice is as like the reference's as that of its floor arms is."""
     if not trial.table.has(SPEAKER.metric).any():
-        why = "not measured: the family names no `speaker_encoder`"
+        why = "not measured: the family names no `speaker_encoder`, or the reference says nothing"
         return not_asked(trial, SPEAKER.id, SPEAKER.metric, SPEAKER.statistic, SPEAKER.unit, why)
     return shift_gate(trial, SPEAKER)
 
