@@ -26,6 +26,7 @@ END, STAMP = len(WORDS), len(WORDS) + 1
 SPOKEN, SILENT, LENGTH, RATE = 24, 3, 12, 1_000
 FLOORS = ["float32-batch", "float32-attention"]
 SERVED = {0: ["served_0_alone", "served_0_load"], 1: ["served_1_load"]}
+SERVED_ARMS = [arm for arms in SERVED.values() for arm in arms]
 OPTIONS = AsrGates(permutations=4999)
 PLAN = {
     "config": "toy",
@@ -60,6 +61,7 @@ class Toy:
         self.margins = {arm: np.zeros((SPOKEN, LENGTH + 2)) for arm in (*FLOORS, *SERVED[0], *SERVED[1])}
         for place, arm in enumerate(FLOORS):  # a near tie each, so that the floor is one
             self.margins[arm][place, 3] = 0.01
+        self.text_margin = 0.25  # of the fifth word of every text that is forced without its timestamps
         tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token=WORDS[0]))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         tokenizer.save(str(path / "tokenizer.json"))
@@ -87,11 +89,22 @@ class Toy:
             "segments": [{"start": 0.0, "end": 9.0, "text": text_of(ids)}] if ids else [],
         }
 
-    def tokens(self, row: Row, margins: np.ndarray) -> list[Row]:
+    def judged(self, row: Row, clean: Row, margins: np.ndarray) -> list[Row]:
+        """What the judge writes of a response to spoken words, as `judging.asr.transcripts_of` says."""
+        found = []
+        if row["status"] == "ok" and row["token_ids"] == clean["token_ids"]:
+            found += self.tokens(row, "ids", row["token_ids"], margins)
+        by_text = row["evidence"] == "E2" or row["arm"] not in SERVED_ARMS
+        if row["status"] == "ok" and by_text and row["text"] == clean["text"]:
+            bare = np.where(np.arange(LENGTH + 1) == 4, self.text_margin, margins[1:])
+            found += self.tokens(row, "text", [*clean["token_ids"][1:-1], END], bare)
+        return found
+
+    def tokens(self, row: Row, path: str, token_ids: list[int], margins: np.ndarray) -> list[Row]:
         return [
             {
                 **{key: row[key] for key in ("item_id", "set_id", "arm")},
-                "path": "ids",
+                "path": path,
                 "pos": pos,
                 "token_id": token,
                 "is_special": token >= END,
@@ -105,7 +118,7 @@ class Toy:
                 "judge_top_ids": [token, 0],
                 "judge_top_lp": [-0.1, -2.1],
             }
-            for pos, (token, margin) in enumerate(zip(row["token_ids"], margins, strict=True))
+            for pos, (token, margin) in enumerate(zip(token_ids, margins, strict=True))
         ]
 
     def write(self, name: str, files: dict[str, list[str]], options: Any, spoil: Spoil) -> Files:
@@ -129,8 +142,8 @@ class Toy:
                 clean = self.response(number, arm)
                 row = spoil(clean, number)
                 rows.append(row)
-                if row["status"] == "ok" and clean["token_ids"] and row["token_ids"] == clean["token_ids"]:
-                    judged += self.tokens(row, self.margins.get(arm, np.zeros((SPOKEN, LENGTH + 2)))[number])
+                if spoken(number):
+                    judged += self.judged(row, clean, self.margins.get(arm, np.zeros((SPOKEN, LENGTH + 2)))[number])
         return rows, judged
 
     def scores(self, spoil: Spoil = lambda row, _: row, reference: Spoil = lambda row, _: row) -> ScoreTable:

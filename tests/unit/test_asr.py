@@ -253,10 +253,32 @@ def test_a_wrong_token_fails_the_margin_gates_and_no_other(toy):
     assert {"G-hard", "G-soft", "G-mean"} <= failing(toy.gates()) <= set(MARGIN_GATES)
 
 
-def test_where_one_transcript_is_known_by_text_alone_it_must_be_judged_by_text(toy):
-    gates = toy.gates(lambda row, place: row | {"token_ids": None, "evidence": "E2"} if place == 3 else row)
-    assert gates["G-hard"].status is Status.INCONCLUSIVE
-    assert "lossy text" in gates["G-hard"].detail
+def by_text(row):
+    """The same words without their tokens."""
+    return row | {"token_ids": None, "evidence": "E2"}
+
+
+def test_of_a_server_that_tells_tokens_a_text_alone_stays_unjudged_and_is_named(toy):
+    gates = toy.gates(lambda row, place: by_text(row) if place == 3 else row)
+    undecided = {name for name, gate in gates.items() if gate.status is Status.INCONCLUSIVE}
+    assert undecided == set(MARGIN_GATES)
+    for name in undecided:
+        assert "1 responses, first item-03, have no token ids" in gates[name].detail
+    assert gates["G-hard"].threshold.value == pytest.approx(0.02, rel=1e-3)  # 2 x 0.01, as without it
+    assert not gates["G-hard"].caveats
+
+
+def test_a_text_alone_hides_no_wrong_token_of_another_item(toy):
+    for arm in ("served_0_alone", "served_0_load", "served_1_load"):
+        toy.margins[arm][7, 5] = 0.4  # below 2 x 0.25, the limit of texts
+    gate = toy.gates(lambda row, place: by_text(row) if place == 3 else row)["G-hard"]
+    assert (gate.status, gate.confirm.reproduced_items) == (Status.FAIL, ["item-07"])
+
+
+def test_a_server_of_text_alone_is_judged_by_text_as_its_floor_is(toy):
+    gate = toy.gates(lambda row, place: by_text(row) if spoken(place) else row)["G-hard"]
+    assert (gate.status, gate.threshold.value) == (Status.PASS_WITH_CAVEAT, pytest.approx(0.5, rel=1e-3))
+    assert [entry.code for entry in gate.caveats] == ["retokenised"]
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Context:
     judge_ids: Mapping[str, np.ndarray]
     normalisers: tuple[speech.Normaliser, speech.Normaliser]  # the gates' own, and the other
     text_of: Callable[[Sequence[int]], str]
-    lossy: bool  # whether some transcript is known by its text alone: then every arm is judged by its text
+    lossy: bool  # whether the server gives text alone: then every arm is judged by its text
     clip_nat: float
 
     @property
@@ -111,9 +111,7 @@ def score(
 def _context(
     items_paths: list[Path], served: Files, references: Files, model_dir: Path, options: Mapping[str, Any]
 ) -> Context:
-    lossy = any(
-        _only_text(row) for path in served.responses for row in store.read_rows(path, "responses", ["evidence", "text"])
-    )
+    lossy = _only_text(served)
     judges = references.of(JUDGE)
     judge_ids = defaultdict(
         lambda: np.empty(0, np.int32),  # where the judge says nothing
@@ -136,9 +134,15 @@ def _context(
     )
 
 
-def _only_text(row: Mapping[str, Any]) -> bool:
-    """Whether a transcript is known by its text alone. An empty one has no tokens to know."""
-    return row["evidence"] == Evidence.E2 and bool(row["text"].strip())
+def _only_text(served: Files) -> bool:
+    """Whether a server tells the tokens of no transcript.
+
+    One that tells those of some is judged by tokens, and what it says without them stays unjudged: by its text every
+    limit would be cut from the coarser floor of texts.
+    """
+    return not any(
+        row["token_ids"] for path in served.responses for row in store.read_rows(path, "responses", ["token_ids"])
+    )
 
 
 def _item(row: Mapping[str, Any]) -> Item:
@@ -158,7 +162,7 @@ def _unjudged_rows(responses: Mapping[str, dict[str, Any]], arm: str, context: C
     """Margins of spoken items without judged tokens.
 
     Nothing said is no divergence where the judge says nothing either, and the worst of a server's where it does, as are
-    tokens that are no transcript of this audio. Text alone that could not be judged proves no fault: undefined.
+    tokens that are no transcript of this audio. Text alone that was not judged proves no fault: undefined.
     """
     equal: list[str] = []
     worst: list[str] = []
@@ -209,7 +213,7 @@ def _response_rows(responses: Mapping[str, dict[str, Any]], context: Context, ju
 
 
 def _evidence(response: Mapping[str, Any], item: Item, judged: bool) -> Evidence:
-    """How much a transcript proves. An empty one has no tokens to know; text that could not be judged is as parsed."""
+    """How much a transcript proves. An empty one has no tokens to know; text that was not judged is as parsed."""
     if not response["text"].strip():
         return Evidence.E1
     level = Evidence(response["evidence"])

@@ -116,11 +116,17 @@ class MarginTrial(Trial):
         lacking = self.unjudged(wanted)
         parsed = lacking & (self.table.values(self.arm, "evidence") >= LEVELS.index("E3"))
         if parsed.any():
-            return f"{int(parsed.sum())} responses returned only lossy text (E3): their tokens cannot be judged"
+            who = f"{int(parsed.sum())} responses, first {self._first(parsed)},"
+            return f"{who} have no token ids, and text that cannot stand for them (E3)"
         if (lacking & self.lossy()).any():
             lossy = int(self.lossy().sum())
             return f"{lossy} items of the reference itself do not survive encoding: too many to leave out"
-        return f"{int(lacking.sum())} responses have no {wanted}" if lacking.any() else None
+        if lacking.any():
+            return f"{int(lacking.sum())} responses, first {self._first(lacking)}, have no {wanted}"
+        return None
+
+    def _first(self, items: Mask) -> str:
+        return self.table.items[int(np.argmax(items))]
 
 
 def judge_problems(table: ScoreTable, floor: MarginFloor) -> list[str]:
