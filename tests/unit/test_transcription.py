@@ -199,6 +199,11 @@ def test_text_alone_is_an_answer_of_unknown_segments_and_language():
     assert (row["status"], row["evidence"], row["segments"], row["language"]) == ("ok", "E2", None, None)
 
 
+def test_an_empty_list_of_segments_beside_text_says_nothing():
+    row = answer()
+    assert (row["status"], row["evidence"], row["text"], row["segments"]) == ("ok", "E2", " Hi.", None)
+
+
 def test_segments_that_make_no_sense_are_for_the_judge_and_kept_as_they_are():
     row = answer(segment(start=9.0, end=-1.0), segment(start=3.0, end=2.0, text=" something else"))
     assert row["status"] == "ok" and [(it["start"], it["end"]) for it in row["segments"]] == [(9.0, -1.0), (3.0, 2.0)]

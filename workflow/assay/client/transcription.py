@@ -87,6 +87,8 @@ def read_transcription(payload: Any, top_k: int) -> Row:
     text = typed(body.get("text"), str, "text")
     check_unicode(text)
     segments = _segments(body.get("segments"))
+    if text.strip() and not segments:
+        segments = None  # an empty list beside text says nothing, as one of tokens does
     ids = _joined(segments, "tokens")
     tops = _joined(segments, "tops")
     prompt = ids_or_none(body.get("prompt_token_ids"), "prompt_token_ids")
