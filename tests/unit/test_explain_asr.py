@@ -68,5 +68,11 @@ def test_invented_words_are_counted_where_there_is_no_rate(worst):
     assert "[2 words invented]" in shown(transcript_panel(found[0]))
 
 
+def test_tokens_that_could_not_be_judged_are_shown_though_the_words_are_right(worst):
+    found = worst(lambda row, place: row | {"token_ids": [*row["token_ids"], 0]} if place == 5 else row)
+    assert [heard.item_id for heard in found] == ["item-05"]
+    assert "no token could be judged: the worst margin" in shown(transcript_panel(found[0]))
+
+
 def test_no_more_are_shown_than_asked_for(worst):
     assert len(worst(lambda row, place: row | {"text": "other words"}, count=3)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from assay import store
 from assay.metrics.speech import Alignment, Edit, align_words, normaliser
-from assay.records import JUDGE, SERVED
+from assay.records import JUDGE, SERVED, Flag
 from assay.samples.lock import load_set
 
 
@@ -27,7 +28,7 @@ class Heard:
     reference: Alignment  # against what is said
     served: Alignment  # against what is said
     between: Alignment  # served against the reference
-    margin: float | None  # nat, the largest
+    margin: float | None  # nat, the largest; infinite: tokens that could not be judged count as the worst
     raw: str | None  # as served; None: no answer
 
     @property
@@ -96,9 +97,9 @@ def _heard(
 
 
 def _margins(scores: Path) -> dict[tuple[str, str], float | None]:
-    rows = store.read_rows(scores, "scores", ["item_id", "arm", "metric", "value"])
+    rows = store.read_rows(scores, "scores", ["item_id", "arm", "metric", "value", "flag"])
     return {
-        (row["item_id"], row["arm"]): row["value"]
+        (row["item_id"], row["arm"]): math.inf if row["flag"] == Flag.MISSING_AS_WORST else row["value"]
         for row in rows
         if row["metric"] == "margin_max" and row["arm"].startswith(SERVED)
     }
@@ -106,7 +107,12 @@ def _margins(scores: Path) -> dict[tuple[str, str], float | None]:
 
 def transcript_panel(heard: Heard) -> Panel:
     """One transcript: what is said, then the reference's and the served words against it, errors in colour."""
-    margin = "no margin" if heard.margin is None else f"largest margin {heard.margin:.3g} nat"
+    if heard.margin is None:
+        margin = "no margin"
+    elif math.isinf(heard.margin):
+        margin = "no token could be judged: the worst margin"
+    else:
+        margin = f"largest margin {heard.margin:.3g} nat"
     between = heard.between.edits
     lines = [
         Text.assemble("said       ", heard.said or ("nothing", "dim")),
