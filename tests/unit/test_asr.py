@@ -47,8 +47,14 @@ def only(number, change):
     return lambda row, place: change(row, said(place)) if place == number else row
 
 
-def segments(*times):
-    return [{"start": start, "end": end, "text": ""} for start, end in times]
+def segmented(row, *times):
+    """The answer with these segments, the first of which says it all."""
+    texts = [row["text"], *[""] * (len(times) - 1)]
+    return row | {
+        "segments": [
+            {"start": start, "end": end, "text": text} for (start, end), text in zip(times, texts, strict=True)
+        ]
+    }
 
 
 STRUCTURE = {
@@ -60,8 +66,11 @@ STRUCTURE = {
     "not the language that was asked for": lambda row, ids: row | {"language": "de"},
     "the text is not that of the tokens": lambda row, ids: row | {"text": text_of(ids[::-1])},
     "the tokens lie in no window of the audio": lambda row, ids: row | {"token_ids": [*row["token_ids"], STAMP + 2]},
-    "segments out of order or off the clip": lambda row, ids: row | {"segments": segments((5, 6), (0, 1), (6, 9))},
-    "segments stop half-way": lambda row, ids: row | {"segments": segments((0, 4))},
+    "segments out of order or off the clip": lambda row, ids: segmented(row, (5, 6), (0, 1), (6, 9)),
+    "segments stop half-way": lambda row, ids: segmented(row, (0, 4)),
+    "the text is not that of the segments": lambda row, ids: (
+        row | {"segments": [{"start": 0.0, "end": 9.0, "text": text_of(ids[:6])}]}
+    ),
 }
 
 
@@ -77,7 +86,7 @@ def test_a_breach_of_structure_fails_on_one_item_and_is_named(toy, what):
     "times", [[(2, 1)], [(-1, 2)], [(0, 12)]], ids=["ends before it starts", "before the clip", "after the clip"]
 )
 def test_a_segment_that_is_no_part_of_the_clip_breaks_the_structure(toy, times):
-    gate = toy.gates(only(5, lambda row, ids: row | {"segments": segments(*times, (3, 9))}))["G-struct"]
+    gate = toy.gates(only(5, lambda row, ids: segmented(row, *times, (3, 9))))["G-struct"]
     assert "segments out of order or off the clip (1)" in gate.detail
 
 
@@ -88,7 +97,8 @@ def test_a_segment_that_is_no_part_of_the_clip_breaks_the_structure(toy, times):
         lambda row, ids: retold(row, ids[4:]),
         lambda row, ids: row | {"language": "English"},
         lambda row, ids: row | {"language": None, "segments": None},
-        lambda row, ids: row | {"segments": segments((0, 4), (4, 10.9))},
+        lambda row, ids: segmented(row, (0, 4), (4, 10.9)),
+        lambda row, ids: row | {"segments": [{"start": 0.0, "end": 9.0, "text": f" {WORDS[token]}"} for token in ids]},
     ],
     ids=[
         "four words short",
@@ -96,10 +106,16 @@ def test_a_segment_that_is_no_part_of_the_clip_breaks_the_structure(toy, times):
         "a language by name",
         "no language or times",
         "into the silence behind",
+        "a segment a word, spaced otherwise",
     ],
 )
 def test_what_is_no_breach_of_structure_stays_green(toy, change):
     assert toy.gates(only(5, change))["G-struct"].status is Status.PASS
+
+
+def test_of_what_no_answer_names_the_structure_claims_nothing(toy):
+    gate = toy.gates(lambda row, _: row | {"language": None, "segments": None})["G-struct"]
+    assert gate.detail == f"{SPOKEN + SILENT} transcripts in order; 0 of them name a language, 0 have times"
 
 
 @pytest.mark.parametrize("what", ["the text loops", "words missing at the end", "empty though somebody speaks"])

@@ -265,6 +265,8 @@ def _add_structure(
             add("ids_ok", key, judged)
     if response["segments"] is not None:
         segments = [speech.Segment(entry["start"], entry["end"]) for entry in response["segments"]]
+        told = "".join(entry["text"] for entry in response["segments"])
+        add("segments_ok", key, "".join(told.split()) == "".join(text.split()))  # servers space them as they like
         timing = speech.segment_timing(segments, item.seconds + LATE_S)
         faults = timing.inverted + timing.backward + timing.outside
         add("timing_faults", key, faults, "count", -1, covered=timing.covered)

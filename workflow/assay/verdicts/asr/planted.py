@@ -1,4 +1,4 @@
-"""Faults planted on transcripts. Those that change text leave no token ids: no gate can go by their disagreement."""
+"""Faults planted on transcripts. Those that change text leave no token ids and no segments to disagree with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INVENTED = " Thank you very much for watching this video."
 
 def rewritten(rows: Responses, text: Callable[[str], str]) -> Responses:
     """Every transcript through `text`."""
-    return {key: row | {"text": text(row["text"]), "token_ids": None} for key, row in rows.items()}
+    return {key: row | {"text": text(row["text"]), "token_ids": None, "segments": None} for key, row in rows.items()}
 
 
 def lost_words(text: str) -> str:

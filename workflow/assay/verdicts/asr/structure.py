@@ -33,16 +33,17 @@ class AsrTrial(MarginTrial):
 def structure_gate(trial: AsrTrial) -> Draft:
     """G-struct: what must hold for every answered item, without statistics.
 
-    No decoder token in the text; the text is that of the tokens, and the tokens lie in windows of this audio; the
-    language is the one that was asked for; finite scores. Where somebody speaks the transcript is not empty, does not
-    loop, and lacks no run of words at its start or end. Segments end after they start, do not run backwards, lie on the
-    clip, and do not stop half-way. What the model itself does wrong on an item (the judge or a floor arm) is no fault
-    of the server's, so the last two sentences are against the reference's worst: empty, or looping, or short of words
-    only where no reference arm is, or by more than the options allow beyond it.
+    No decoder token in the text; the text is that of the tokens and of the segments, and the tokens lie in windows of
+    this audio; the language is the one that was asked for; finite scores. Where somebody speaks the transcript is not
+    empty, does not loop, and lacks no run of words at its start or end. Segments end after they start, do not run
+    backwards, lie on the clip, and do not stop half-way. What the model itself does wrong on an item (the judge or a
+    floor arm) is no fault of the server's, so the last two sentences are against the reference's worst: empty, or
+    looping, or short of words only where no reference arm is, or by more than the options allow beyond it.
     """
     table, arm = trial.table, trial.arm
     answered, broken = ~trial.failed(arm), breaches(trial)
     bad = np.logical_or.reduce(list(broken.values()))
+    named, timed = (int(np.isfinite(table.values(arm, name)).sum()) for name in ("language_ok", "timing_faults"))
     found = [f"{name} ({int(mask.sum())})" for name, mask in broken.items() if mask.any()]
     return Draft(
         hard=bool(bad.any()),
@@ -58,7 +59,7 @@ def structure_gate(trial: AsrTrial) -> Draft:
             worst=[WorstItem(item_id=table.items[i], value=1) for i in np.flatnonzero(bad)[:SHOWN_ITEMS]],
             detail="; ".join(found)
             if found
-            else f"{int(answered.sum())} transcripts have their words, language and times in order",
+            else f"{int(answered.sum())} transcripts in order; {named} of them name a language, {timed} have times",
         ),
     )
 
@@ -75,6 +76,7 @@ def breaches(trial: AsrTrial) -> dict[str, Mask]:
     broken = {
         "decoder tokens in the text": table.values(arm, "leaked_tokens") > 0,
         "the text is not that of the tokens": table.values(arm, "text_ok") == 0,
+        "the text is not that of the segments": table.values(arm, "segments_ok") == 0,
         "the tokens lie in no window of the audio": table.values(arm, "ids_ok") == 0,
         "not the language that was asked for": table.values(arm, "language_ok") == 0,
         "non-finite score": nonfinite(table, arm),
