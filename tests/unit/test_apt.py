@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -148,6 +149,23 @@ def test_a_truncated_package_whose_own_hash_was_pinned_is_named(no_apt: None, tm
     package = make_deb(tmp_path / "resources" / "packages")
     package.write_bytes(package.read_bytes()[:bytes_kept])
     assert "tiny_1.0-1_all.deb cannot be unpacked" in refused(pin(sha256_file(package)), tmp_path)
+
+
+@pytest.mark.parametrize("place", [100, 200_000], ids=["at its start", "far into it"])
+def test_a_wrong_byte_in_a_package_whose_own_hash_was_pinned_is_named(no_apt: None, tmp_path: Path, place: int) -> None:
+    noise = {f"./usr/share/tiny/{name}.bin": random.Random(name).randbytes(100_000) for name in "abc"}
+    package = make_deb(tmp_path / "resources" / "packages", files=noise)
+    content = bytearray(package.read_bytes())
+    content[content.index(b"data.tar.xz") + 60 + place] ^= 0xFF  # behind the archive's header of 60 bytes
+    package.write_bytes(content)
+    assert "tiny_1.0-1_all.deb cannot be unpacked" in refused(pin(sha256_file(package)), tmp_path)
+
+
+def test_a_package_in_a_compression_that_python_lacks_is_named_with_it(no_apt: None, tmp_path: Path) -> None:
+    package = make_deb(tmp_path / "resources" / "packages")
+    content = package.read_bytes().replace(b"data.tar.xz ", b"data.tar.zst").replace(b"\xfd7zXZ", b"\x28\xb5\x2f\xfd\0")
+    package.write_bytes(content)
+    assert "tiny_1.0-1_all.deb cannot be unpacked (data.tar.zst: " in refused(pin(sha256_file(package)), tmp_path)
 
 
 def test_a_file_that_the_package_lacks_is_named(no_apt: None, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import io
+import lzma
 import os
 import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 
 from assay.canonical import sha256_file
@@ -85,7 +87,11 @@ def _unavailable(name: str, source: AptSource, copy: Path, why: str) -> SourceEr
 
 def _unpack(name: str, source: AptSource, package: Path, directory: Path) -> None:
     try:
-        with tarfile.open(fileobj=io.BytesIO(_data_member(package.read_bytes()))) as archive:
+        part, content = _data_member(package.read_bytes())
+    except ValueError as error:
+        raise _unreadable(name, package, str(error)) from None
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             files = {entry.name.removeprefix("./"): entry for entry in archive if entry.isfile()}
             for pattern in source.files:
                 found = fnmatch.filter(files, pattern)
@@ -94,15 +100,20 @@ def _unpack(name: str, source: AptSource, package: Path, directory: Path) -> Non
                         f"source '{name}': no file in {package.name} matches '{pattern}'; correct `files`"
                     )
                 archive.extractall(directory, [files[path] for path in found], filter="data")
-    except (ValueError, EOFError, tarfile.TarError) as error:
-        raise SourceError(
-            f"source '{name}': {package.name} cannot be unpacked ({error}), although its sha256 is the pinned one: "
-            "the pin was taken from a damaged file. Pin a good one."
-        ) from None
+    except (EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
+        why = str(error).partition("\n")[0].removesuffix(":")  # behind it: what each kind of compression says
+        raise _unreadable(name, package, f"{part}: {why}") from None
 
 
-def _data_member(package: bytes) -> bytes:
-    """The archive `data.tar.*` in a package, which is an `ar` archive (deb(5)).
+def _unreadable(name: str, package: Path, why: str) -> SourceError:
+    return SourceError(
+        f"source '{name}': {package.name} cannot be unpacked ({why}), although its sha256 is the pinned one: the pin "
+        "was taken from a damaged file, or from one in a compression that this Python cannot read. Pin a good one."
+    )
+
+
+def _data_member(package: bytes) -> tuple[str, bytes]:
+    """Name and content of the archive `data.tar.*` in a package, which is an `ar` archive (deb(5)).
 
     Raises:
         ValueError: there is none whole.
@@ -112,6 +123,6 @@ def _data_member(package: bytes) -> bytes:
         header = package[place : place + _HEADER]
         start, size = place + _HEADER, int(header[48:58])
         if header.startswith(b"data.tar") and start + size <= len(package):
-            return package[start : start + size]
+            return header[:16].decode().strip(), package[start : start + size]
         place = start + size + size % 2  # members begin at even places
     raise ValueError("no whole data.tar in it")
