@@ -175,6 +175,9 @@ def word_error_gate(trial: AsrTrial) -> Draft:
     )
 
 
+FEW_WORDS = 5  # fewer are one short phrase: a near tie between silence and speech makes it on a right engine too
+
+
 @dataclass(frozen=True)
 class Pool:
     """Clips in which nobody speaks, taken together; `clips`: their places, `seconds`: how long each is."""
@@ -205,6 +208,11 @@ class Pool:
         return self.base + self.trial.options.silence_words
 
     @property
+    def invented(self) -> float:
+        """Words beyond the reference's."""
+        return (self.rate(self.trial.arm) - self.base) * self.minutes
+
+    @property
     def detail(self) -> str:
         """What was heard in them, in words."""
         size = f"{int(self.clips.sum())} {self.name} ({60 * self.minutes:.0f} s)"
@@ -217,8 +225,8 @@ def silence_gate(trial: AsrTrial) -> Draft:
     All words over all minutes, against the largest rate of the judge and the floor arms plus `silence_words`; and the
     same over the clips in which no arm of the reference says a word, because one clip that it fills with words would
     hide what a server invents in all the others. Told is the pool that is furthest above its limit. Such clips have no
-    word error rate: there is nothing to be right about. Above a limit: FAIL, unless the other instance stays below it
-    (INCONCLUSIVE).
+    word error rate: there is nothing to be right about. Above a limit: FAIL, unless the other instance stays below it,
+    or it is by fewer than `FEW_WORDS` words (INCONCLUSIVE).
     """
     seconds, invented = trial.table.aux(JUDGE, "silence_words", "seconds"), trial.reference("silence_words")
     silent = np.isfinite(seconds)
@@ -233,9 +241,13 @@ def silence_gate(trial: AsrTrial) -> Draft:
     contradicted = (
         trial.confirm is not None and confirmable and all(pool.rate(trial.confirm) <= pool.limit for pool in over)
     )
+    few = over and max(pool.invented for pool in over) < FEW_WORDS
     return Draft(
-        hard=bool(over) and not contradicted,
-        blocked=f"above the limit on {trial.arm}, not on {trial.confirm}: the instances differ" if over else None,
+        hard=bool(over) and not contradicted and not few,
+        blocked=first_of(
+            f"fewer than {FEW_WORDS} words: more clips without speech would tell" if few else None,
+            f"above the limit on {trial.arm}, not on {trial.confirm}: the instances differ" if over else None,
+        ),
         gate=make_gate(
             "G-silence",
             trial,
