@@ -1,6 +1,7 @@
 """The speech reference: it decodes as transformers does, forcing agrees with decoding, windows are found again."""
 
 import itertools
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_whisper import END, FIRST_STAMP
 
+from assay.errors import SourceError
 from assay.media.audio import encode_wav
 from assay.metrics.speech import Segment
 from assay.references.arms import ArmSettings, arm_settings
@@ -43,6 +45,15 @@ def clips():
 @pytest.fixture(scope="module")
 def transcripts(whisper, clips):
     return {done.item_id: done for done in whisper.generate(clips)}
+
+
+def test_weights_for_english_alone_are_refused_by_name(tmp_path):
+    path = tiny_whisper.build(tmp_path) / "generation_config.json"
+    config = json.loads(path.read_text())
+    del config["lang_to_id"], config["task_to_id"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(SourceError, match=r"generation_config\.json has no lang_to_id and no task_to_id.*multilingual"):
+        Whisper(tmp_path, ArmSettings("float32"))
 
 
 # --- decoding -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig
 
+from assay.errors import SourceError
 from assay.metrics.speech import Segment
 
 STAMP_S = 0.02  # between timestamps
@@ -37,8 +38,17 @@ class Vocabulary:
 
     @classmethod
     def of(cls, directory: str | Path) -> Vocabulary:
-        """Read from the generation configuration of a transformers model."""
+        """Read from the generation configuration of a transformers model.
+
+        Raises:
+            SourceError: it names no languages or tasks, as that of English-only weights.
+        """
         config = GenerationConfig.from_pretrained(directory)
+        if missing := [name for name in ("lang_to_id", "task_to_id") if not hasattr(config, name)]:
+            raise SourceError(
+                f"{Path(directory) / 'generation_config.json'} has no {' and no '.join(missing)}: these are weights "
+                "of a Whisper for English alone, which is not judged here; name weights of a multilingual one"
+            )
         return cls(
             start=config.decoder_start_token_id,
             end=config.eos_token_id,

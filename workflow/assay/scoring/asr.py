@@ -257,7 +257,7 @@ def _add_structure(
         add("tail_missing", key, speech.tail_deletions(expected, said), "words", -1)
         add("head_missing", key, speech.head_deletions(expected, said), "words", -1)
     if item.language and response["language"]:
-        named = response["language"].lower()
+        named = response["language"].lower().partition("-")[0]  # of a tag such as en-US the language
         add("language_ok", key, LANGUAGES.get(named, named) == item.language)
     if response["token_ids"]:
         add("text_ok", key, text.split() == context.text_of(response["token_ids"]).split())
