@@ -92,7 +92,9 @@ def _tell(title: str, audio_h: float, commands: list[tuple[str, list[str]]]) -> 
     table = Table("stage", "hours of audio", "seconds", "hours of audio a minute", "peak MB", title=title)
     for name, command in commands:
         seconds, peak = _in_a_process(*command)
-        table.add_row(name, f"{audio_h:.2g}", f"{seconds:.1f}", f"{60 * audio_h / seconds:.3g}", f"{peak:.0f}")
+        table.add_row(
+            name, f"{audio_h:.2g}", f"{float(f'{seconds:.3g}'):g}", f"{60 * audio_h / seconds:.3g}", f"{peak:.0f}"
+        )
     console.print(table)
 
 
