@@ -299,6 +299,14 @@ def test_a_text_alone_hides_no_wrong_token_of_another_item(toy):
     assert (gate.status, gate.confirm.reproduced_items) == (Status.FAIL, ["item-07"])
 
 
+def test_a_server_that_answers_nothing_is_not_judged_by_text(toy):
+    gates = toy.gates(
+        lambda row, place: row | {"status": "http_error", "evidence": "none", "text": None, "token_ids": None}
+    )
+    assert {"G-coverage", "G-hard", "G-transcript", "G-wer", "G-silence"} <= failing(gates)
+    assert gates["G-hard"].threshold.value == pytest.approx(0.02, rel=1e-3)
+
+
 def test_a_server_of_text_alone_is_judged_by_text_as_its_floor_is(toy):
     gate = toy.gates(lambda row, place: by_text(row) if spoken(place) else row)["G-hard"]
     assert (gate.status, gate.threshold.value) == (Status.PASS_WITH_CAVEAT, pytest.approx(0.5, rel=1e-3))

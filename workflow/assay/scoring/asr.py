@@ -135,14 +135,15 @@ def _context(
 
 
 def _only_text(served: Files) -> bool:
-    """Whether a server tells the tokens of no transcript.
+    """Whether a server tells what it hears, and the tokens of no transcript.
 
     One that tells those of some is judged by tokens, and what it says without them stays unjudged: by its text every
     limit would be cut from the coarser floor of texts.
     """
-    return not any(
-        row["token_ids"] for path in served.responses for row in store.read_rows(path, "responses", ["token_ids"])
-    )
+    columns = ["evidence", "text", "token_ids"]
+    rows = [row for path in served.responses for row in store.read_rows(path, "responses", columns)]
+    alone = any(row["evidence"] == Evidence.E2 and row["text"].strip() for row in rows)
+    return alone and not any(row["token_ids"] for row in rows)
 
 
 def _item(row: Mapping[str, Any]) -> Item:
