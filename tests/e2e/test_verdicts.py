@@ -111,7 +111,7 @@ def test_speech_is_spoken_as_the_models_own_package_speaks_it(workspace):
     assert verdict.verdict in (Status.PASS, Status.PASS_WITH_CAVEAT), page(workspace, "hibari_tts")
     for gate in ("G-speaker", "G-waveform"):
         assert {control.got for control in verdict.controls.positive if control.gate == gate} == {Status.FAIL}
-    assert verdict.coverage.scored == verdict.coverage.planned == 3 * 20
+    assert verdict.coverage.scored == verdict.coverage.planned == 4 * 20
 
 
 def test_a_voice_that_swallows_its_last_word_fails_beside_its_clean_twin(workspace):
