@@ -205,9 +205,10 @@ class Run:
             waveforms: arm -> how far its samples are from the judge's.
         """
         row, text = rows.get(arm), self.texts[item]
-        found = item_scores(row, text, self.normalisers)
-        if row and row["text"] is not None:
-            bleed = self._bleeds.find(item, self.normalisers(row["text"]).pinned)
+        heard = self._heard(row)
+        found = item_scores(row, text, heard)
+        if heard:
+            bleed = self._bleeds.find(item, heard.pinned)
             found["bleed"] = _score(bleed.share if bleed else 0.0)
         twins = self.twins.get(arm, Twins() if arm == JUDGE else Twins(JUDGE, JUDGE))
         if row is None or not is_answered(found):
@@ -215,17 +216,19 @@ class Run:
         beside = self._beside(arm, text, found, rows, twins)
         return found | beside | ({"waveform_noise": waveforms[arm]} if arm in waveforms else {})
 
+    def _heard(self, row: Row | None) -> Text | None:
+        """What was heard in an answer; None where nobody listened."""
+        return self.normalisers(row["text"]) if row and row["text"] is not None else None
+
     def _beside(self, arm: str, text: Text, scores: Scores, rows: Answers, twins: Twins) -> Scores:
         """What an answer has more than the same one whole, alone, or by the reference."""
         found = {}
         whole = rows.get(twins.whole) if twins.whole else None
         if whole and whole["samples"] is not None:
             found["stream_samples"] = stream_score(rows[arm], whole)
-        alone = rows.get(twins.alone) if twins.alone else None
-        if alone and alone["text"] is not None and "wer_errors" in scores:
-            found["load_errors"] = load_score(
-                scores["wer_errors"], heard_scores(text, self.normalisers(alone["text"]))["wer_errors"]
-            )
+        alone = self._heard(rows.get(twins.alone)) if twins.alone else None
+        if alone and "wer_errors" in scores:
+            found["load_errors"] = load_score(scores["wer_errors"], heard_scores(text, alone)["wer_errors"])
         voice, own = _voice(rows), rows[arm]["speaker_embedding"]
         if voice and own is not None and arm != JUDGE:
             found["speaker_similarity"] = speaker_score(voice, own)
@@ -233,7 +236,8 @@ class Run:
 
     def _lost(self, arm: str, item: str, rows: Answers, twins: Twins) -> Scores:
         """The worst case in all that the reference has of an item."""
-        wanted = item_scores(rows.get(JUDGE), self.texts[item], self.normalisers) if JUDGE in rows else {}
+        judge = rows.get(JUDGE)
+        wanted = item_scores(judge, self.texts[item], self._heard(judge)) if judge else {}
         names = [*wanted, *(["load_errors"] if twins.alone else [])]
         names += ["waveform_noise"] if self.options.deterministic and arm != JUDGE else []
         names += ["speaker_similarity"] if _voice(rows) and arm != JUDGE else []
@@ -323,7 +327,7 @@ def _decoded(body: Body | None, pcm: Pcm | None) -> Audio | None:
 # --- one audio ---------------------------------------------------------------------------------------------------
 
 
-def item_scores(transcript: Row | None, asked: Text, normalisers: Normalisers) -> Scores:
+def item_scores(transcript: Row | None, asked: Text, heard: Text | None) -> Scores:
     """Scores of one answer by itself; what was not decoded, or not listened to, has none of the respective ones."""
     if transcript is None:
         return {"answered": _score(0)}
@@ -334,8 +338,8 @@ def item_scores(transcript: Row | None, asked: Text, normalisers: Normalisers) -
     found |= {name: _score(transcript[name]) for name in FACTS}
     level = transcript["level_dbfs"]
     found["level_dbfs"] = _score(SILENT_DBFS if level is None else level)
-    if transcript["text"] is not None:
-        found |= heard_scores(asked, normalisers(transcript["text"]))
+    if heard:
+        found |= heard_scores(asked, heard)
     if transcript["seams"]:
         ranks = np.array(transcript["seam_ranks"])
         found["seam_clicks"] = _score((ranks <= SEAM_RANK).sum(), seams=len(ranks))
